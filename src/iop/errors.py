@@ -1,0 +1,299 @@
+"""The one error tree of both programs (SPEC API-5, LIVE-6, SUP-3).
+
+Every failure that a user, a client or a peer may see is an instance of :class:`IopError`. Its ``code`` is stable and
+public: it is the ``code`` of HTTP error objects, a label value of metrics, and, for the codes in :data:`WIRE_CODES`, a
+member of ``ErrorCode`` in the wire contract. Messages say what to do; they never carry a prompt, an output, a URL or a
+secret (SEC-4).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "WIRE_CODES",
+    "AdapterNoTerminal",
+    "CapacityExceeded",
+    "ClientGone",
+    "ClientIdle",
+    "ConfigError",
+    "CredentialRejected",
+    "DeadlineExceeded",
+    "Forbidden",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidRequest",
+    "InvalidTransition",
+    "IopError",
+    "ModelNotFound",
+    "NodeDisconnected",
+    "NodeDraining",
+    "PayloadTooLarge",
+    "ProtocolError",
+    "ProviderConnectionLost",
+    "ProviderProtocolError",
+    "ProviderTruncated",
+    "ProviderUnreachable",
+    "QueueFull",
+    "QueueTimeout",
+    "RequestCancelled",
+    "ResponseStalled",
+    "RouteNotFound",
+    "ShuttingDown",
+    "Unauthorized",
+    "Unavailable",
+    "UnknownProvider",
+    "UnsupportedCommand",
+    "UnsupportedMediaType",
+    "WorkspaceUnsupported",
+    "from_code",
+]
+
+
+class IopError(Exception):
+    """Base of the tree.
+
+    Class attributes: ``code`` (stable, public), ``status`` (HTTP status towards clients), ``retryable`` (whether the
+    same request may succeed when sent again unchanged), ``retry_after_s`` (sent as ``Retry-After`` where set).
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    retry_after_s: ClassVar[int | None] = None
+    text: ClassVar[str] = "internal error; see the log line with this request id"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.text)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class InternalError(IopError):
+    """A fault of ours."""
+
+
+# ---- what the client did --------------------------------------------------------------------------------------------
+
+
+class InvalidRequest(IopError):
+    code, status = "invalid_request_error", 400
+    text = "the request is malformed"
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidArgument(IopError):
+    code, status = "invalid_argument", 400
+    text = "an argument is outside its range"
+
+
+class Unauthorized(IopError):
+    code, status = "unauthorized", 401
+    text = "missing or unknown API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+
+
+class Forbidden(IopError):
+    code, status = "forbidden", 403
+    text = "this is not allowed here"
+
+
+class ModelNotFound(IopError):
+    code, status = "model_not_found", 404
+    text = "unknown model; GET /v1/models lists the models that this endpoint serves"
+
+
+class RouteNotFound(IopError):
+    code, status = "not_found", 404
+    text = "unknown path or method"
+
+
+class PayloadTooLarge(IopError):
+    code, status = "payload_too_large", 413
+    text = "the body is larger than http.max_body_bytes"
+
+
+class UnsupportedMediaType(IopError):
+    code, status = "unsupported_media_type", 415
+    text = "use a JSON body, plain or with content-encoding gzip or deflate"
+
+
+class ClientGone(IopError):
+    """The client closed its connection; only logs see this."""
+
+    code, status = "client_gone", 499
+    text = "the client closed the connection"
+
+
+class ClientIdle(IopError):
+    code, status = "client_idle", 499
+    text = "the client accepted no byte for http.client_idle_timeout_sec"
+
+
+# ---- admission ------------------------------------------------------------------------------------------------------
+
+
+class QueueFull(IopError):
+    code, status, retryable, retry_after_s = "queue_full", 429, True, 1
+    text = "too many requests wait for this model; try again later"
+
+
+class QueueTimeout(IopError):
+    code, status, retryable, retry_after_s = "queue_timeout", 503, True, 1
+    text = "no provider slot became free within queue.timeout_ms"
+
+
+class Unavailable(IopError):
+    code, status, retryable, retry_after_s = "unavailable", 503, True, 5
+    text = "no provider of this model is available now"
+
+
+class ShuttingDown(IopError):
+    code, status, retryable, retry_after_s = "shutting_down", 503, True, 5
+    text = "this edge is shutting down; try again"
+
+
+# ---- execution (these cross the wire) ------------------------------------------------------------------------------
+
+
+class CapacityExceeded(IopError):
+    """The node's gate is full (EXEC-3); the edge re-admits, so a client never sees this."""
+
+    code, status, retryable = "capacity_exceeded", 503, True
+    text = "the provider holds as many requests as it may"
+
+
+class ProviderUnreachable(IopError):
+    code, status, retryable = "provider_unreachable", 502, True
+    text = "the provider does not accept connections; is its server running?"
+
+
+class ProviderConnectionLost(IopError):
+    code, status, retryable = "provider_connection_lost", 502, True
+    text = "the provider closed the connection before the answer was complete"
+
+
+class ProviderProtocolError(IopError):
+    code, status = "provider_protocol_error", 502
+    text = "the provider's answer is not valid HTTP/1.1"
+
+
+class ProviderTruncated(IopError):
+    code, status, retryable = "provider_truncated", 502, True
+    text = "the provider's event stream ended without its last event"
+
+
+class ResponseStalled(IopError):
+    code, status, retryable = "response_stalled", 504, True
+    text = "the provider made no progress within its stall timeout"
+
+
+class DeadlineExceeded(IopError):
+    code, status = "deadline_exceeded", 504
+    text = "the request took longer than the model's request_timeout_ms"
+
+
+class NodeDisconnected(IopError):
+    code, status, retryable = "node_disconnected", 502, True
+    text = "the node that ran this request lost its connection"
+
+
+class NodeDraining(IopError):
+    code, status, retryable = "node_draining", 503, True
+    text = "the node is shutting down"
+
+
+class RequestCancelled(IopError):
+    code, status = "cancelled", 499
+    text = "the request was cancelled"
+
+
+class CredentialRejected(IopError):
+    code, status = "credential_rejected", 502
+    text = "the provider credential was refused on the node"
+
+
+class UnknownProvider(IopError):
+    code, status, retryable = "unknown_provider", 502, True
+    text = "the node does not have this provider"
+
+
+class UnsupportedCommand(IopError):
+    code, status = "unsupported_command", 400
+    text = "the node does not know this command"
+
+
+class AdapterNoTerminal(IopError):
+    code, status = "adapter_no_terminal", 502
+    text = "the adapter ended without a final event"
+
+
+class WorkspaceUnsupported(IopError):
+    code, status = "workspace_unsupported", 501
+    text = "the node has no workspace handler"
+
+
+#: Codes that travel in ``ExecutionFailure``; the names are those of the wire's ``ErrorCode`` in lower case.
+_WIRE_CLASSES: tuple[type[IopError], ...] = (
+    InternalError,
+    InvalidArgument,
+    CapacityExceeded,
+    ProviderUnreachable,
+    ProviderConnectionLost,
+    ProviderProtocolError,
+    ProviderTruncated,
+    ResponseStalled,
+    DeadlineExceeded,
+    RequestCancelled,
+    CredentialRejected,
+    UnsupportedCommand,
+    AdapterNoTerminal,
+    UnknownProvider,
+    Forbidden,
+    NodeDraining,
+    WorkspaceUnsupported,
+)
+WIRE_CODES: dict[str, type[IopError]] = {c.code: c for c in _WIRE_CLASSES}
+
+
+def from_code(code: str, message: str | None = None) -> IopError:
+    """The error that a wire ``code`` stands for; an unknown code becomes :class:`InternalError`."""
+    return WIRE_CODES.get(code, InternalError)(message)
+
+
+# ---- ours, never sent to clients --------------------------------------------------------------------------------------
+
+
+class ProtocolError(IopError):
+    """The peer broke the wire contract (WIRE-2). Closes that connection, and no other.
+
+    ``reason`` is a short closed-set name for the counter and the log.
+    """
+
+    code, status = "protocol_error", 502
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class InvalidTransition(IopError):
+    """A state machine was given an event that its table does not list: a fault of ours."""
+
+    def __init__(self, machine: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
+        tail = f" (before: {' > '.join(story)})" if story else ""
+        super().__init__(f"{machine}: no transition for {event!r} in state {state!r}{tail}")
+
+
+class ConfigError(IopError):
+    """One or more faults in a configuration file, all of them, each with its path (CONF-1)."""
+
+    code = "config_error"
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
