@@ -1,8 +1,62 @@
-# One command each; `make test` is what .ci/run calls.
+# One command each. Everything needs only Python >= 3.11, a C compiler and make; the rest is installed into $(VENV).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PYTEST ?= $(BIN)/python -m pytest
 KERNELS := $(wildcard src/iop/_fast/*.pyx src/iop/_fast/*.pxd)
 
-.PHONY: run test bench lint asan proto clean
+# A copy of the sources, so that a sanitized kernel never replaces the one that everything else loads.
+ASAN := build/asan
+ASAN_ENV = PYTHONPATH=$(ASAN)/src PYTHONMALLOC=malloc IOP_TEST_PROFILE=asan \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
+
+.PHONY: run test bench lint asan proto clean build
+.DELETE_ON_ERROR:
+
+run: build
+	@$(BIN)/iop-edge demo
+
+test: build
+	$(PYTEST)
+
+bench: build
+	$(PYTEST) benchmarks --benchmark-only
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(if $(KERNELS),$(BIN)/cython-lint $(KERNELS))
+
+# Linux only: the sanitizer's runtime has to be loaded before the interpreter's own libraries.
+asan: build
+	mkdir -p $(ASAN)
+	tar -c --exclude='*.so' --exclude='*.c' --exclude='__pycache__' -f - setup.py pyproject.toml README.md LICENSE src \
+		| tar -x -f - -C $(ASAN)
+	cd $(ASAN) && IOP_SANITIZE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
+	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
+
+proto: build
+	mkdir -p build/proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=build/proto --pyi_out=build/proto proto/iop/runtime.proto
+	mv build/proto/iop/runtime_pb2.py build/proto/iop/runtime_pb2.pyi src/iop/wire/pb/
+
+clean:
+	rm -rf build dist src/*.egg-info src/iop/_fast/*.c src/iop/_fast/*.so .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .benchmarks .hypothesis $(VENV)/.installed $(VENV)/.built
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps: dependencies come over the network and only when their list changes; kernels are compiled offline.
+build: $(VENV)/.built
+
+$(VENV)/.installed: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "IOP needs Python 3.11 or newer: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(KERNELS)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@

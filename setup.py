@@ -4,14 +4,18 @@
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 SANITIZE = os.environ.get("IOP_SANITIZE") == "1"
-COMPILE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3"]
-LINK = ["-fsanitize=address,undefined"] if SANITIZE else []
+COMPILE = ["-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZE else ["-O3"]
+LINK = SANITIZERS if SANITIZE else []
+# Worker processes start by fork only on Linux; elsewhere each would run this file again.
+JOBS = (os.cpu_count() or 1) if sys.platform == "linux" else 0
 
 DIRECTIVES = {
     "language_level": 3,
@@ -32,4 +36,7 @@ extensions = [
     for path in sorted(Path("src/iop/_fast").glob("*.pyx"))
 ]
 
-setup(ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=0 if SANITIZE else 2))
+setup(
+    ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=JOBS),
+    options={"build_ext": {"parallel": JOBS}} if JOBS else {},
+)

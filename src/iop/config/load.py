@@ -1,0 +1,171 @@
+"""Files to configuration objects, with every fault of a file in one answer (CONF-1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from iop.config.edge import EdgeConfig
+from iop.config.fields import Context, Fault
+from iop.config.node import NodeConfig
+from iop.config.rules import edge_faults, node_faults
+from iop.config.source import Lines, read_tree
+from iop.errors import ConfigError
+
+__all__ = ["load_edge", "load_node", "parse_edge", "parse_node"]
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def load_edge(path: str | Path, *, env: Mapping[str, str] = os.environ) -> EdgeConfig:
+    """Reads an edge's file. Raises :class:`ConfigError` with all faults, each ``FILE:LINE: where: what to do``."""
+    return parse_edge(_read(path), source=str(path), base=Path(path).parent, env=env)
+
+
+def load_node(path: str | Path, *, env: Mapping[str, str] = os.environ) -> NodeConfig:
+    """Reads a node's file; as :func:`load_edge`."""
+    return parse_node(_read(path), source=str(path), base=Path(path).parent, env=env)
+
+
+def parse_edge(
+    text: str | bytes, *, source: str = "edge.yaml", base: Path = Path(), env: Mapping[str, str] = os.environ
+) -> EdgeConfig:
+    """An edge's configuration from YAML text (JSON is YAML too); relative paths count from ``base``."""
+    return _parse(EdgeConfig, text, Context(env, base), source=source, rules=edge_faults, twins=_twins)
+
+
+def parse_node(
+    text: str | bytes, *, source: str = "node.yaml", base: Path = Path(), env: Mapping[str, str] = os.environ
+) -> NodeConfig:
+    """A node's configuration from YAML text."""
+    return _parse(NodeConfig, text, Context(env, base), source=source, rules=node_faults, twins=lambda _: ())
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot read it: {error.strerror}"]) from None
+
+
+def _parse(
+    model: type[ConfigT],
+    text: str | bytes,
+    context: Context,
+    *,
+    source: str,
+    rules: Callable[[dict[str, Any]], Iterable[Fault]],
+    twins: Callable[[ConfigT], Iterable[Fault]],
+) -> ConfigT:
+    tree, lines, faults = read_tree(text, context.env)
+    if isinstance(tree, dict):
+        tree = _with_sections(model, tree)
+        faults.extend(rules(tree))
+        try:
+            # JSON, because strict typing there still lets a list be a tuple and a string be a path.
+            config = model.model_validate_json(json.dumps(tree, default=str), context=context)
+        except ValidationError as error:
+            told = {fault.path for fault in faults}  # such as an unset variable, which leaves an empty value
+            faults.extend(fault for fault in _field_faults(model, error) if fault.path not in told)
+        else:
+            faults.extend(twins(config))
+            if not faults:
+                return config
+    elif not faults:
+        faults.append(Fault((), "should be sections such as 'http:', not a list or a single value"))
+    raise ConfigError(_render(faults, lines, source))
+
+
+def _with_sections(model: type[BaseModel], tree: dict[str, Any]) -> dict[str, Any]:
+    """A section that is absent, or named and left empty, is one of defaults: written out here, so that its relative
+    paths count from the file's folder as well. ``admin: null`` disables that listener."""
+    if "admin" in tree and tree["admin"] is None:
+        tree["admin"] = {"listen": None}
+    sections: dict[str, Any] = {
+        name: {}
+        for name, field in model.model_fields.items()
+        if not field.is_required() and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    return sections | {key: value for key, value in tree.items() if value is not None}
+
+
+def _twins(config: EdgeConfig) -> Iterable[Fault]:
+    """Secrets that two entries share: then it would not be clear who came (REG-1, API-4)."""
+    tokens: dict[bytes, str] = {}
+    for index, node in enumerate(config.nodes):
+        if node.token_hash in tokens:
+            yield Fault(("nodes", index), f"has the same token as node {tokens[node.token_hash]!r}; give each its own")
+        tokens.setdefault(node.token_hash, node.id)
+    keys: set[bytes] = set()
+    for index, key in enumerate(config.http.api_keys):
+        if key.key_hash in keys:
+            yield Fault(("http", "api_keys", index), "the same key as an earlier entry")
+        keys.add(key.key_hash)
+
+
+# ---- faults as text -------------------------------------------------------------------------------------------------
+
+
+def _field_faults(model: type[BaseModel], error: ValidationError) -> Iterable[Fault]:
+    # Neither input nor URL: the input may be a secret.
+    for item in error.errors(include_input=False, include_url=False):
+        path = item["loc"]
+        match item["type"]:
+            case "extra_forbidden":
+                yield Fault(path, _unknown(model, path))
+            case "missing":
+                yield Fault(path, "required")
+            case "too_short":
+                yield Fault(path, "should not be empty")
+            case "string_type":
+                yield Fault(path, "should be text; put it in quotes")
+            case _:
+                yield Fault(path, item["msg"].replace("Input should", "should"))
+
+
+def _unknown(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
+    owner = _model_at(model, path[:-1])
+    known = sorted(owner.model_fields) if owner else []
+    close = get_close_matches(str(path[-1]), known, 1)
+    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known here: {', '.join(known)}"
+
+
+def _model_at(annotation: Any, path: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The model class that a path leads to, through optionals and tuples."""
+    while typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType):
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) is tuple:
+        return _model_at(typing.get_args(annotation)[0], path[1:])
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return None
+    if not path:
+        return annotation
+    field = annotation.model_fields.get(str(path[0]))
+    return _model_at(field.annotation, path[1:]) if field else None
+
+
+def _render(faults: list[Fault], lines: Lines, source: str) -> list[str]:
+    """One line per fault, in the order of the file, no line twice."""
+    located = [(_line(fault.path, lines), fault) for fault in faults]
+    located.sort(key=lambda item: item[0] or 0)
+    texts = []
+    for line, fault in located:
+        where = f"{source}:{line}" if line else source
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault.path).lstrip(".")
+        texts.append(": ".join(filter(None, (where, path, fault.message))))
+    return list(dict.fromkeys(texts))
+
+
+def _line(path: tuple[str | int, ...], lines: Lines) -> int | None:
+    for end in range(len(path), -1, -1):
+        if path[:end] in lines:
+            return lines[path[:end]]
+    return None
