@@ -13,6 +13,7 @@ from typing import ClassVar
 __all__ = [
     "WIRE_CODES",
     "AdapterNoTerminal",
+    "BodyError",
     "CapacityExceeded",
     "ClientGone",
     "ClientIdle",
@@ -20,6 +21,8 @@ __all__ = [
     "CredentialRejected",
     "DeadlineExceeded",
     "Forbidden",
+    "HeadError",
+    "HeadTooLarge",
     "InternalError",
     "InvalidArgument",
     "InvalidRequest",
@@ -39,6 +42,7 @@ __all__ = [
     "RequestCancelled",
     "ResponseStalled",
     "RouteNotFound",
+    "ScanError",
     "ShuttingDown",
     "Unauthorized",
     "Unavailable",
@@ -85,6 +89,40 @@ class InvalidRequest(IopError):
     def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class HeadError(InvalidRequest):
+    """An HTTP head or field block breaks RFC 9112 (API-6). ``reason`` is a closed-set name for the counter."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"malformed HTTP head: {reason}")
+        self.reason = reason
+
+
+class HeadTooLarge(HeadError):
+    """An HTTP head has more bytes or fields than its limit (API-6)."""
+
+    code, status = "head_too_large", 431
+
+
+class BodyError(InvalidRequest):
+    """A message body's framing breaks RFC 9112 (API-6). ``reason`` is a closed-set name for the counter."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"malformed HTTP body: {reason}")
+        self.reason = reason
+
+
+class ScanError(InvalidRequest):
+    """A request body is not one well-formed JSON object with the members that routing needs (API-8c).
+
+    ``reason`` is a closed-set name, ``param`` the member at fault, ``offset`` the byte at which it was noticed.
+    """
+
+    def __init__(self, reason: str, message: str, *, param: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+        self.offset = offset
 
 
 class InvalidArgument(IopError):
