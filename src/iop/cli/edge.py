@@ -1,0 +1,117 @@
+"""``iop-edge``: serve, check, init, demo, status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from iop.cli.program import Exit, Parser, Usage, config_file, console_or_json, main_of, version
+from iop.config.fields import HostPort
+
+DEFAULT_ADMIN = "127.0.0.1:9090"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``iop-edge``; returns the exit code."""
+    parser = Parser(
+        prog="iop-edge", description="The edge of IOP: one HTTP endpoint in front of LLM servers elsewhere."
+    )
+    version(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the edge", description="Runs the edge until SIGINT or SIGTERM.")
+    config_file(serve)
+    console_or_json(serve)
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser(
+        "check", help="check a configuration file", description="Reads the file, reports every fault, starts nothing."
+    )
+    config_file(check)
+    check.set_defaults(run=_check)
+
+    init = commands.add_parser(
+        "init",
+        help="write a first configuration",
+        description="Writes edge.yaml, node.yaml and a token into DIR and prints the two commands to run.",
+    )
+    init.add_argument("dir", metavar="DIR", type=Path, help="folder to write into; made if absent")
+    init.set_defaults(run=_init)
+
+    demo = commands.add_parser(
+        "demo",
+        help="run an edge and a node on this machine",
+        description="Runs an edge and a node over loopback with a local model server, or the built-in echo provider.",
+    )
+    demo.add_argument("--once", metavar="PROMPT", help="send one streaming chat request, print the reply, exit")
+    console_or_json(demo)
+    demo.set_defaults(run=_demo)
+
+    status = commands.add_parser("status", help="show a running edge", description="Shows what a running edge does.")
+    status.add_argument(
+        "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {DEFAULT_ADMIN})"
+    )
+    status.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
+    status.add_argument("--json", action="store_true", help="print /admin/status as it is")
+    status.add_argument("--watch", action="store_true", help="print it again every two seconds")
+    status.set_defaults(run=_status)
+    return main_of(parser, argv)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from iop.config.load import load_edge
+
+    config = load_edge(arguments.config)
+    from iop.edge.app import run
+
+    return run(config, log_format=arguments.log_format)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from iop.config.load import load_edge
+
+    config = load_edge(arguments.config)
+    providers = sum(len(node.providers) for node in config.nodes)
+    print(
+        f"{arguments.config}: ok; {len(config.nodes)} nodes, {providers} providers, {len(config.models)} models, "
+        f"clients on {config.http.listen}, nodes on {config.transport.listen}"
+    )
+    return Exit.OK
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from iop.cli.init import write
+
+    for line in write(arguments.dir):
+        print(line)
+    return Exit.OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from iop.edge.demo import run
+
+    return run(arguments.once, log_format=arguments.log_format)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from iop.cli.status import show
+
+    address = DEFAULT_ADMIN
+    if arguments.config is not None:
+        from iop.config.load import load_edge
+
+        listen = load_edge(arguments.config).admin.listen
+        if listen is None:
+            raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
+        address = str(listen)
+    try:
+        admin = HostPort.parse(arguments.admin or address)
+    except ValueError as error:
+        raise Usage(f"--admin: {error}") from None
+    return show(admin, as_json=arguments.json, watch=arguments.watch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What both programs share: how a command line is read, and what an exit code means."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+import iop
+from iop.errors import ConfigError, IopError
+
+__all__ = ["Exit", "Parser", "Usage", "command_line", "console_or_json", "invoked_as", "main_of"]
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class Exit(IntEnum):
+    """Exit codes of both programs (SUP-3)."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2  # bad usage or configuration
+    IDENTITY = 3  # a credential, identity or protocol version was refused
+    EXHAUSTED = 4  # reconnect.max_attempts are used up
+
+
+class Usage(Exception):
+    """A command cannot do what it was asked to; the text says what to do instead."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(Exit.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main_of(parser: Parser, argv: Sequence[str] | None) -> int:
+    """Runs the command that ``argv`` names and returns the exit code; every expected failure becomes a line."""
+    arguments = parser.parse_args(argv)
+    run: Command = arguments.run
+    try:
+        return int(run(arguments))
+    except ConfigError as error:
+        for fault in error.faults:
+            _say(fault)
+        return Exit.USAGE
+    except Usage as error:
+        _say(f"{parser.prog}: {error}")
+        return Exit.USAGE
+    except IopError as error:
+        _say(f"{parser.prog}: {error.message}")
+        return Exit.FAILURE
+    except BrokenPipeError:
+        # The reader of our output has left, as `| head` does. Nothing may be written at interpreter exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILURE
+    except OSError as error:
+        _say(f"{parser.prog}: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        return Exit.FAILURE
+    except KeyboardInterrupt:
+        return Exit.OK
+
+
+def _say(line: str) -> None:
+    print(line.replace("\n", " "), file=sys.stderr)
+
+
+def console_or_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--log-format``."""
+    parser.add_argument(
+        "--log-format",
+        choices=("console", "json"),
+        default="console" if sys.stderr is not None and sys.stderr.isatty() else "json",
+        help="how log lines look (default: console on a terminal, else json)",
+    )
+
+
+def config_file(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-c FILE``."""
+    parser.add_argument("-c", "--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+
+
+def version(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--version``."""
+    parser.add_argument("--version", action="version", version=f"%(prog)s {iop.__version__}")
+
+
+def invoked_as(program: str) -> str:
+    """How to call ``program`` (``iop-edge``, ``iop-node``) from the shell that called this one: its name if that is on
+    the PATH, else its path beside this interpreter."""
+    if shutil.which(program):
+        return program
+    beside = Path(sys.executable).with_name(program)
+    try:
+        return str(beside.relative_to(Path.cwd()))
+    except ValueError:
+        return str(beside)
+
+
+def command_line(program: str, *arguments: str | Path) -> str:
+    """A line to paste, quoted where needed."""
+    return shlex.join([invoked_as(program), *map(str, arguments)])

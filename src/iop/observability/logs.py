@@ -1,0 +1,281 @@
+"""Lines about what happened: one per request outcome, and the ordinary messages of stdlib ``logging`` (OBS-2).
+
+All of them go through one :class:`Sink`. Writing is a thread's work: the caller appends a small record to a list, so
+that neither formatting nor a reader that has stopped ever holds up the event loop. The thread writes what has gathered
+after 100 ms or about 32 KiB, whichever comes first, and warnings at once; what exceeds 1 MiB unread is dropped and
+counted.
+
+Messages are events with plain fields: ``log.info("node_connected", extra={"fields": {"node": node_id}})``. Prompts,
+outputs, URLs and secrets are no fields (SEC-4), and an exception of foreign make is logged by its type and place only,
+because its text may quote what it choked on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Literal
+
+import msgspec
+
+from iop.errors import IopError
+
+__all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listening", "setup"]
+
+LogFormat = Literal["json", "console"]
+
+FLUSH_S = 0.1
+FLUSH_BYTES = 32 * 1024
+BACKLOG_BYTES = 1024 * 1024
+CLOSE_S = 2.0
+OUTCOME_BYTES = 400  # a usual outcome line, for the two bounds above
+
+
+class RequestOutcome(msgspec.Struct, omit_defaults=True, gc=False, kw_only=True):
+    """The one line about a request (OBS-2): the only line that carries its id.
+
+    ``model`` is the model group it was resolved to, never the client's spelling; ``outcome`` is as in the metric. Times
+    are milliseconds, sizes body bytes as the client saw them. Absent fields are left out.
+    """
+
+    event: str = "request"
+    ts: float = msgspec.field(default_factory=time.time)
+    request_id: str
+    api: str
+    outcome: str
+    status: int
+    duration_ms: float
+    client_request_id: str = ""
+    principal: str = ""
+    model: str = ""
+    node: str = ""
+    provider: str = ""
+    stream: bool = False
+    attempts: int = 0
+    queue_ms: float = 0.0
+    first_token_ms: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.client_request_id) > 128:
+            self.client_request_id = self.client_request_id[:128]
+
+
+class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Any other line."""
+
+    ts: float
+    level: str
+    logger: str
+    event: str
+    fields: dict[str, Any] = {}
+    error: str = ""
+
+
+Record = RequestOutcome | Message
+
+
+class Sink:
+    """Takes records from any thread and writes them to one file descriptor, in order."""
+
+    def __init__(self, fd: int, log_format: LogFormat) -> None:
+        self._fd = fd
+        self._render = _json_lines if log_format == "json" else _console_lines
+        self._lock = threading.Lock()
+        self._records: list[Record] = []
+        self._bytes = 0
+        self._some = threading.Event()  # the thread has something to do
+        self._now = threading.Event()  # and should not wait for more
+        self._closed = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="iop-logs", daemon=True)
+        self._thread.start()
+
+    def outcome(self, record: RequestOutcome) -> None:
+        """Logs a request's end. Never blocks."""
+        self._put(record, OUTCOME_BYTES, urgent=False)
+
+    def message(self, record: Message, size: int, *, urgent: bool) -> None:
+        """Logs a message of about ``size`` bytes; ``urgent`` ones do not wait for company."""
+        self._put(record, size, urgent=urgent)
+
+    def close(self) -> None:
+        """Writes what is left, for at most two seconds, and ends the thread. Later records are dropped."""
+        with self._lock:
+            self._closed = True
+        self._some.set()
+        self._now.set()
+        self._thread.join(CLOSE_S)
+
+    def _put(self, record: Record, size: int, *, urgent: bool) -> None:
+        with self._lock:
+            if self._closed or self._bytes + size > BACKLOG_BYTES:
+                self.dropped += 1
+                return
+            first = not self._records
+            self._records.append(record)
+            self._bytes += size
+            full = self._bytes >= FLUSH_BYTES
+        if first:
+            self._some.set()
+        if urgent or full:
+            self._now.set()
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            self._now.wait(FLUSH_S)
+            with self._lock:
+                records, closed = self._records, self._closed
+                self._records = []
+                self._some.clear()
+                self._now.clear()
+            if records and not self._write(self._render(records)):
+                return
+            with self._lock:
+                # Only now: what is being written counts against the backlog too.
+                self._bytes = sum(_size(record) for record in self._records) if self._records else 0
+                if self._closed and not closed:
+                    self._some.set()
+                    self._now.set()
+            if closed:
+                return
+
+    def _write(self, data: bytes) -> bool:
+        """Whether the descriptor still works. A closed pipe ends logging, not the program."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            with self._lock:
+                self._closed = True
+                self.dropped += len(self._records)
+                self._records = []
+            return False
+        return True
+
+
+def _size(record: Record) -> int:
+    return OUTCOME_BYTES if isinstance(record, RequestOutcome) else 100 + len(record.event) + len(record.error)
+
+
+# ---- stdlib logging -------------------------------------------------------------------------------------------------
+
+
+class _Handler(logging.Handler):
+    """From ``logging`` to the sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = Message(
+                ts=record.created,
+                level=record.levelname.lower(),
+                logger=record.name,
+                event=record.getMessage(),
+                fields=getattr(record, "fields", {}),
+                error=_describe(record.exc_info[1]) if record.exc_info else "",
+            )
+            self._sink.message(message, _size(message), urgent=record.levelno >= logging.WARNING)
+        except Exception:  # as logging itself does: a bad log call must not fail its caller
+            self.handleError(record)
+
+
+def _describe(error: BaseException | None) -> str:
+    """One line: what is known to be free of payload. Our errors carry safe texts; the system's carry an errno."""
+    if error is None:
+        return ""
+    if isinstance(error, IopError):
+        text = f"{error.code}: {error.message}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{type(error).__name__}: {error.strerror}"
+    else:
+        text = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    place = " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+    return f"{text} at {place}" if place else text
+
+
+def setup(log_format: LogFormat = "console", *, level: int = logging.INFO, fd: int | None = None) -> Sink:
+    """Starts the sink (on stderr unless ``fd`` says otherwise) and makes it the only handler of stdlib logging.
+
+    The caller owns the sink and closes it last.
+    """
+    sink = Sink(sys.stderr.fileno() if fd is None else fd, log_format)
+    logging.raiseExceptions = False
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    root.addHandler(_Handler(sink))
+    root.setLevel(level)
+    return sink
+
+
+def listening(logger: logging.Logger, listener: str, host: str, port: int) -> None:
+    """The line that says where a listener really is, whatever port the configuration asked for."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    logger.info("listening", extra={"fields": {"listener": listener, "address": address}})
+
+
+# ---- rendering ------------------------------------------------------------------------------------------------------
+
+
+def _safe(value: object) -> str:
+    """For whatever a field may hold that JSON has no form for."""
+    return str(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_safe)
+
+
+def _json_lines(records: list[Record]) -> bytes:
+    return _ENCODER.encode_lines([_flat(r) if isinstance(r, Message) and r.fields else r for r in records])
+
+
+def _flat(record: Message) -> dict[str, Any]:
+    """Fields stand beside the event, where the ones of the outcome line stand."""
+    flat: dict[str, Any] = {**record.fields, "ts": record.ts, "level": record.level, "logger": record.logger}
+    flat["event"] = record.event
+    if record.error:
+        flat["error"] = record.error
+    return flat
+
+
+def _console_lines(records: list[Record]) -> bytes:
+    return "".join(map(_console_line, records)).encode("utf-8", "backslashreplace")
+
+
+def _console_line(record: Record) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(record.ts))
+    if isinstance(record, RequestOutcome):
+        parts = [record.request_id, record.api, record.model or "-", str(record.status), record.outcome]
+        parts.append(f"{record.duration_ms:.0f} ms")
+        if record.first_token_ms:
+            parts.append(f"first token {record.first_token_ms:.0f} ms")
+        if record.queue_ms >= 1:
+            parts.append(f"queued {record.queue_ms:.0f} ms")
+        if record.provider:
+            parts.append(f"by {record.provider}")
+        return _printable(f"{at} request {' '.join(parts)}")
+    fields = "".join(f" {key}={value}" for key, value in record.fields.items())
+    error = f" ({record.error})" if record.error else ""
+    level = "" if record.level == "info" else f"{record.level}: "
+    return _printable(f"{at} {level}{record.event}{fields}{error}")
+
+
+def _printable(line: str) -> str:
+    """One line stays one line, and no control sequence reaches a terminal."""
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    return line + "\n"

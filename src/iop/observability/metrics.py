@@ -1,0 +1,325 @@
+"""Every metric of both programs, declared in one place (OBS-1).
+
+Counting is adding to a plain integer: ``metrics.requests["chat", "ok"].value += 1``, where the cell may be looked up
+once and kept. State that exists anyway (leases, queue, relay counters kept in C) is not counted a second time: its
+owner is read at scrape time through :meth:`Gauge.watch`. prometheus_client is only the exposition, imported at the
+first scrape.
+
+Label values are closed sets; ``reason`` labels, whose values other rooms define, are bounded in number instead.
+"""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import iop
+from iop import errors
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+__all__ = [
+    "APIS",
+    "OUTCOMES",
+    "Cell",
+    "Counter",
+    "EdgeMetrics",
+    "Gauge",
+    "Histogram",
+    "HistogramCell",
+    "Metrics",
+    "NodeMetrics",
+    "Observed",
+    "WatchedCounter",
+]
+
+#: Values of the ``api`` label.
+APIS = ("chat", "completions", "responses", "embeddings", "messages", "models", "other")
+
+
+def _codes(cls: type[errors.IopError]) -> Iterator[str]:
+    yield cls.code
+    for sub in cls.__subclasses__():
+        yield from _codes(sub)
+
+
+#: Values of the ``outcome`` label: ``ok``, ``provider_error`` (an error answer of the provider's own, relayed as it is)
+#: or the code of an error of ours.
+OUTCOMES = ("ok", "provider_error", *sorted(set(_codes(errors.IopError))))
+
+#: Seconds. From a cached first token to a long generation.
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+REASONS_MAX = 64
+_OPEN: tuple[str, ...] = ()  # a label whose values other rooms define: the first REASONS_MAX, then 'other'
+
+Labels = tuple[str, ...]
+Observed = int | float | Mapping[Labels, int | float]
+
+
+class Cell:
+    """One time series of a counter: add to ``value``."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: int | float = 0
+
+
+class HistogramCell:
+    """One time series of a histogram."""
+
+    __slots__ = ("_bounds", "buckets", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.buckets[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class _Family:
+    """Name, help text and labels of one metric."""
+
+    kind = ""
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, Iterable[str]]) -> None:
+        self.name = name
+        self.text = text
+        self.labels: Labels = tuple(labels)
+        self._allowed = tuple(frozenset(values) for values in labels.values())
+
+    def checked(self, values: str | Labels, known: Mapping[Labels, object]) -> Labels:
+        """The label values of a series that does not exist yet; raises :class:`ValueError` outside the closed sets."""
+        values = (values,) if isinstance(values, str) else values
+        if len(values) != len(self._allowed):
+            raise ValueError(f"{self.name} has the labels {self.labels}")
+        if any(allowed and value not in allowed for value, allowed in zip(values, self._allowed, strict=True)):
+            raise ValueError(f"{self.name}: {values} is outside the closed set of its labels")
+        if len(known) >= REASONS_MAX and not all(self._allowed):
+            return tuple(v if allowed else "other" for v, allowed in zip(values, self._allowed, strict=True))
+        return values
+
+
+class Counter(_Family):
+    """Integers that only grow, one :class:`Cell` per combination of labels, made when it is first asked for."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, Iterable[str]]) -> None:
+        super().__init__(name, text, labels)
+        self._cells: dict[Labels, Cell] = {} if labels else {(): Cell()}
+
+    def __getitem__(self, values: str | Labels) -> Cell:
+        """The cell of one combination: ``counter["chat", "ok"]``, ``counter["in"]``, ``counter[()]`` without labels."""
+        key = (values,) if isinstance(values, str) else values
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells.setdefault(self.checked(key, self._cells), Cell())
+        return cell
+
+    def add(self, amount: float = 1) -> None:
+        """Adds to a counter that has no labels."""
+        self._cells[()].value += amount
+
+    def read(self) -> Iterator[tuple[Labels, int | float]]:
+        for labels, cell in list(self._cells.items()):
+            yield labels, cell.value
+
+
+class Histogram(_Family):
+    """Distribution over fixed buckets."""
+
+    kind = "histogram"
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, Iterable[str]], bounds: tuple[float, ...] = LATENCY_BUCKETS
+    ) -> None:
+        super().__init__(name, text, labels)
+        self.bounds = bounds
+        self._cells: dict[Labels, HistogramCell] = {} if labels else {(): HistogramCell(bounds)}
+
+    def __getitem__(self, values: str | Labels) -> HistogramCell:
+        key = (values,) if isinstance(values, str) else values
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells.setdefault(self.checked(key, self._cells), HistogramCell(self.bounds))
+        return cell
+
+    def observe(self, value: float) -> None:
+        """Observes into a histogram that has no labels."""
+        self._cells[()].observe(value)
+
+    def read(self) -> Iterator[tuple[Labels, list[tuple[str, float]], float]]:
+        """Per series: labels, cumulative buckets as prometheus_client wants them, and the sum."""
+        for labels, cell in list(self._cells.items()):
+            running, buckets = 0, []
+            for bound, count in zip((*self.bounds, float("inf")), cell.buckets, strict=True):
+                running += count
+                buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(running)))
+            yield labels, buckets, cell.total
+
+
+class Gauge(_Family):
+    """A value that is read from its owner at scrape time; absent until someone watches it."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, Iterable[str]]) -> None:
+        super().__init__(name, text, labels)
+        self.source: Callable[[], Observed] | None = None
+
+    def watch(self, source: Callable[[], Observed]) -> None:
+        """``source`` answers with a number, or with one per combination of labels."""
+        self.source = source
+
+    def read(self) -> Iterator[tuple[Labels, int | float]]:
+        if self.source is not None:
+            seen = self.source()
+            for labels, value in seen.items() if isinstance(seen, Mapping) else [((), seen)]:
+                yield self.checked(labels, {}), value
+
+
+class WatchedCounter(Gauge):
+    """A counter that its owner keeps (in C, in a machine) and that is read at scrape time."""
+
+    kind = "counter"
+
+
+FamilyT = TypeVar("FamilyT", Counter, Histogram, Gauge, WatchedCounter)
+
+
+class Metrics:
+    """The metrics of one program. Attributes of the subclasses are the metrics; :meth:`render` is a scrape."""
+
+    prefix = ""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Counter | Histogram | Gauge] = {}
+        self._registry: CollectorRegistry | None = None
+        self.build = self._gauge("build_info", "Always 1.", version=(iop.__version__,), python=_OPEN)
+        self.build.watch(lambda: {(iop.__version__, platform.python_version()): 1})
+
+    @property
+    def families(self) -> tuple[Counter | Histogram | Gauge, ...]:
+        """All metrics, in the order of their declaration."""
+        return tuple(self._families.values())
+
+    def render(self) -> tuple[bytes, str]:
+        """The body and the content type of ``/metrics``."""
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+
+        if self._registry is None:
+            self._registry = CollectorRegistry(auto_describe=False)
+            self._registry.register(self)
+            ProcessCollector(registry=self._registry)  # CPU, memory and file descriptors of this process
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        """The custom collector of prometheus_client."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        for family in self._families.values():
+            out: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+            if isinstance(family, Histogram):
+                out = HistogramMetricFamily(family.name, family.text, labels=family.labels)
+                for labels, buckets, total in family.read():
+                    out.add_metric(labels, buckets, total)
+            else:
+                make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+                out = make(family.name, family.text, labels=family.labels)
+                for labels, value in family.read():
+                    out.add_metric(labels, value)
+            yield out
+
+    # ---- declaring ---------------------------------------------------------------------------------------------------
+
+    def _counter(self, name: str, text: str, /, **labels: Iterable[str]) -> Counter:
+        return self._declare(Counter(f"{self.prefix}{name}_total", text, labels))
+
+    def _watched(self, name: str, text: str, /, **labels: Iterable[str]) -> WatchedCounter:
+        return self._declare(WatchedCounter(f"{self.prefix}{name}_total", text, labels))
+
+    def _gauge(self, name: str, text: str, /, **labels: Iterable[str]) -> Gauge:
+        return self._declare(Gauge(self.prefix + name, text, labels))
+
+    def _histogram(self, name: str, text: str, /, **labels: Iterable[str]) -> Histogram:
+        return self._declare(Histogram(self.prefix + name, text, labels))
+
+    def _declare(self, family: FamilyT) -> FamilyT:
+        if family.name in self._families:
+            raise ValueError(f"{family.name} is declared twice")
+        self._families[family.name] = family
+        return family
+
+
+TOKEN_KINDS = ("input", "output", "reasoning", "cached_input")
+DIRECTIONS = ("in", "out")
+
+
+class EdgeMetrics(Metrics):
+    """The table of the edge."""
+
+    prefix = "iop_edge_"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = self._counter("requests", "Requests ended.", api=APIS, outcome=OUTCOMES)
+        self.in_flight = self._gauge("requests_in_flight", "Requests accepted and not ended.")
+        self.duration = self._histogram("request_duration_seconds", "From acceptance to the last byte.", api=APIS)
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From acceptance to the first semantic event of a stream.", api=APIS
+        )
+        self.queue_wait = self._histogram("queue_wait_seconds", "From admission to the lease, 0 when granted at once.")
+        self.waiting = self._gauge("queue_depth", "Requests that wait for a slot.")
+        self.leases = self._gauge("leases_in_use", "Provider slots held by requests.")
+        self.capacity = self._gauge("capacity", "Provider slots of connected nodes.")
+        self.ignored_returns = self._watched("lease_returns_ignored", "Second returns of a lease.")
+        self.readmissions = self._counter("readmissions", "Requests put back to their old place.", cause=_OPEN)
+        self.tokens = self._counter("tokens", "Tokens that providers reported.", kind=TOKEN_KINDS)
+        self.client_connections = self._gauge("client_connections", "Open client connections.")
+        self.client_accepted = self._watched("client_connections_accepted", "Client connections accepted.")
+        self.client_bytes = self._watched("client_bytes", "Bytes exchanged with clients.", direction=DIRECTIONS)
+        self.buffered_bytes = self._gauge("buffered_body_bytes", "Request bodies held in memory.")
+        self.nodes = self._gauge("nodes_connected", "Nodes that are ready for dispatch.")
+        self.nodes_configured = self._gauge("nodes_configured", "Nodes of the configuration.")
+        self.node_rejections = self._counter("node_rejections", "Registrations refused.", reason=_OPEN)
+        self.node_sessions = self._counter("node_sessions_ended", "Sessions of ready nodes that ended.", reason=_OPEN)
+        self.link_bytes = self._watched("link_bytes", "Bytes exchanged with nodes.", direction=DIRECTIONS)
+        self.frames = self._watched("link_frames", "Frames exchanged with nodes.", direction=DIRECTIONS)
+        self.late_frames = self._watched("late_frames", "Frames for streams that had ended, dropped.")
+        self.protocol_errors = self._counter("protocol_errors", "Connections closed for a broken rule.", reason=_OPEN)
+        self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
+
+
+class NodeMetrics(Metrics):
+    """The table of the node."""
+
+    prefix = "iop_node_"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tunnels = self._counter("tunnels", "Tunnel requests ended.", outcome=OUTCOMES)
+        self.slots = self._gauge("slots_in_use", "Provider slots held by calls of this node.")
+        self.capacity = self._gauge("capacity", "Provider slots of this node.")
+        self.capacity_refusals = self._counter("capacity_refusals", "Requests over a provider's capacity.")
+        self.provider_connections = self._gauge("provider_connections", "Open connections to providers.")
+        self.provider_connects = self._counter(
+            "provider_connects", "Connections to providers, by result.", result=("ok", "failed", "reused")
+        )
+        self.provider_bytes = self._watched("provider_bytes", "Bytes exchanged with providers.", direction=DIRECTIONS)
+        self.first_byte = self._histogram("provider_first_byte_seconds", "From the request to the provider's head.")
+        self.ready = self._gauge("edge_connected", "1 while the session with the edge is ready.")
+        self.connects = self._counter(
+            "edge_connects", "Attempts to reach the edge, by result.", result=("ready", "failed", "rejected")
+        )
+        self.link_bytes = self._watched("link_bytes", "Bytes exchanged with the edge.", direction=DIRECTIONS)
+        self.protocol_errors = self._counter("protocol_errors", "Connections closed for a broken rule.", reason=_OPEN)
+        self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
