@@ -1,0 +1,260 @@
+"""Queues and choice: groups, their lanes, the lines of waiters in them, and the seats of providers (POOL-3, 5, 9, 11).
+
+A *lane* is one model group for one size class: all requests in it are long at the same providers. A group whose
+providers know n different ``long_threshold_tokens`` has at most n + 1 lanes, made when first needed. A lane has
+
+* *seats*, one per candidate provider, in a heap that yields the best one with a free slot;
+* *lines*, queues of waiters that accept the same providers: one plain line, and, while somebody waits in it, one per
+  avoided provider.
+
+So the head of a line stands for the whole line: if it cannot be served, nobody behind it can. That is why neither a
+grant nor a release ever looks at a second waiter of a line, and why a long waiter, who stands in another lane, cannot
+block a normal one.
+
+The heap of seats is lazy. Invariant: every seat that could be chosen has an entry, and an entry is never worse than
+the seat's true rank. Use makes a seat worse, so a grant costs the heap nothing; the entry is corrected when it comes to
+the top. Only what makes a seat better (a release that no waiter takes) must push. A seat that comes to the top with no
+free slot loses its entry until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+
+from iop.pool.lease import Ticket
+from iop.pool.resource import Resource
+from iop.pool.specs import Candidate, GroupSpec
+
+__all__ = ["Group", "Lane", "Line", "Seat"]
+
+#: (priority, load, last_used, index, seat): POOL-3's order. The index is unique in a lane, so seats never compare.
+Entry = tuple[int, float, int, int, "Seat"]
+
+
+class Seat:
+    """A provider's place in a lane. ``long`` says whether this lane's requests are long there (POOL-2)."""
+
+    __slots__ = ("entry", "index", "lane", "long", "priority", "resource", "target")
+
+    def __init__(self, lane: Lane, resource: Resource, candidate: Candidate, index: int, long: bool) -> None:
+        self.lane = lane
+        self.resource = resource
+        self.target = candidate.target
+        self.priority = candidate.priority
+        self.index = index
+        self.long = long
+        self.entry: Entry | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether this lane's requests may ever be served here (POOL-3). Without any long slot, long ones may not."""
+        return self.resource.open and not (self.long and self.resource.long_capacity <= 0)
+
+
+class Line:
+    """Waiters of a lane that accept the same providers, oldest first.
+
+    ``queue`` is a heap of (place, ticket), because a ticket may come back to its old place (POOL-8). The top is always
+    a live waiter; those who left from further back stay as tombstones until they are the majority.
+    """
+
+    __slots__ = ("avoid", "fallback", "lane", "live", "queue")
+
+    def __init__(self, lane: Lane, avoid: str | None, fallback: bool) -> None:
+        self.lane = lane
+        self.avoid = avoid
+        self.fallback = fallback
+        self.queue: list[tuple[int, Ticket]] = []
+        self.live = 0
+
+    def push(self, ticket: Ticket) -> None:
+        heappush(self.queue, (ticket.place, ticket))
+        ticket.line = self
+        self.live += 1
+
+    def pop(self) -> Ticket:
+        """Take the oldest waiter; there must be one."""
+        queue = self.queue
+        ticket = heappop(queue)[1]
+        ticket.line = None
+        self.live -= 1
+        while queue and queue[0][1].line is not self:
+            heappop(queue)
+        return ticket
+
+    def discard(self, ticket: Ticket) -> None:
+        """Take one waiter out, wherever it stands. It never comes back, or its tombstone would come to life."""
+        ticket.line = None
+        self.live -= 1
+        queue = self.queue
+        if len(queue) > 2 * self.live + 32:
+            queue[:] = [entry for entry in queue if entry[1].line is self]
+            heapify(queue)
+        while queue and queue[0][1].line is not self:
+            heappop(queue)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The waiters, in no order."""
+        return (ticket for _, ticket in self.queue if ticket.line is self)
+
+    def serves(self, seat: Seat) -> bool:
+        """Whether this line's waiters may ever go to that seat (POOL-11)."""
+        return seat.open and (self.fallback or self.avoid != seat.resource.provider_id)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no candidate is left for these waiters (POOL-4)."""
+        lane = self.lane
+        if self.avoid is None or self.fallback:
+            return lane.open == 0
+        return lane.open == 0 or (lane.open == 1 and lane.seats[self.avoid].open)
+
+
+class Lane:
+    """One size class of one group. ``open`` counts the seats that are candidates."""
+
+    __slots__ = ("_heap", "avoiding", "group", "line", "open", "seats")
+
+    def __init__(self, group: Group, resources: list[tuple[Candidate, Resource]], tokens: int) -> None:
+        self.group = group
+        self.line = Line(self, None, False)
+        self.avoiding: dict[tuple[str, bool], Line] = {}
+        self.seats: dict[str, Seat] = {}
+        self.open = 0
+        self._heap: list[Entry] = []
+        for index, (candidate, resource) in enumerate(resources):
+            threshold = resource.long_threshold_tokens
+            seat = Seat(self, resource, candidate, index, threshold is not None and tokens >= threshold)
+            self.seats[resource.provider_id] = seat
+            resource.seats.append(seat)
+            self.open += seat.open
+            self.offer(seat)
+
+    # ---- lines
+
+    def line_for(self, ticket: Ticket) -> Line:
+        """The line that ``ticket`` belongs to, made if need be. An avoiding line is kept while somebody waits in it."""
+        avoid = ticket.avoid_provider_id
+        if avoid is None or avoid not in self.seats:
+            return self.line
+        key = (avoid, ticket.allow_avoided_fallback)
+        line = self.avoiding.get(key)
+        return Line(self, *key) if line is None else line
+
+    def lines(self) -> list[Line]:
+        return [self.line, *self.avoiding.values()] if self.avoiding else [self.line]
+
+    def oldest_for(self, seat: Seat) -> Line | None:
+        """The line whose head is the oldest waiter that may go to ``seat``, slots aside."""
+        if not self.avoiding:
+            return self.line if self.line.queue else None
+        heads = [line for line in self.lines() if line.queue and line.serves(seat)]
+        return min(heads, key=lambda line: line.queue[0][0], default=None)
+
+    # ---- seats
+
+    def offer(self, seat: Seat) -> None:
+        """The seat may have become better: make sure that the heap knows it."""
+        resource = seat.resource
+        entry = seat.entry
+        if entry is not None and entry[1] <= resource.load:
+            return
+        if not (resource.open and resource.has_free(seat.long)):
+            return
+        heap = self._heap
+        if len(heap) > 2 * len(self.seats) + 8:  # superseded entries are the majority
+            heap[:] = [e for e in heap if e[4].entry is e]
+            heapify(heap)
+        seat.entry = entry = (seat.priority, resource.load, resource.last_used, seat.index, seat)
+        heappush(heap, entry)
+
+    def best(self) -> Seat | None:
+        """The seat that POOL-3 chooses, or None if no candidate has a free slot of the class."""
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            seat = entry[4]
+            resource = seat.resource
+            if seat.entry is not entry:
+                heappop(heap)
+            elif (
+                not resource.open
+                or resource.busy >= resource.capacity
+                or (seat.long and resource.long_busy >= resource.long_capacity)
+            ):
+                heappop(heap)
+                seat.entry = None
+            elif entry[1] == resource.load and entry[2] == resource.last_used:
+                return seat
+            else:
+                seat.entry = entry = (seat.priority, resource.load, resource.last_used, seat.index, seat)
+                heapreplace(heap, entry)
+        return None
+
+    def best_for(self, line: Line) -> Seat | None:
+        """The same for the waiters of ``line``: an alternate if one has a slot, else the avoided one if allowed."""
+        seat = self.best()
+        if seat is None or line.avoid is None or seat.resource.provider_id != line.avoid:
+            return seat
+        hidden = heappop(self._heap)
+        other = self.best()
+        heappush(self._heap, hidden)
+        if other is None and line.fallback:
+            return seat
+        return other
+
+    def validate(self) -> None:
+        """Assert the lane's books, the invariant of the lazy heap, and that nobody waits who could be served."""
+        assert self.open == sum(seat.open for seat in self.seats.values())
+        for line in self.lines():
+            assert line.live == sum(1 for _ in line)
+            assert line.live or not line.queue, "a line of tombstones"
+            assert not line.queue or line.queue[0][1].line is line, "a tombstone on top"
+            assert line.live or line is self.line, "an empty avoiding line was kept"
+            assert len(line.queue) <= 2 * line.live + 33, "too many tombstones"
+            if line.live:
+                assert not line.hopeless, "somebody waits without a candidate"
+                servable = [s for s in self.seats.values() if line.serves(s) and s.resource.has_free(s.long)]
+                assert not servable, "an admissible waiter waits"
+        assert len(self._heap) <= 2 * len(self.seats) + 9
+        for seat in self.seats.values():
+            resource = seat.resource
+            if resource.open and resource.has_free(seat.long):
+                assert seat.entry is not None, "a free seat is not offered"
+                assert seat.entry in self._heap
+                assert seat.entry[1:3] <= (resource.load, resource.last_used), "an entry is worse than its seat"
+
+
+class Group:
+    """A model group with its lanes. ``waiting`` counts the tickets in all of them (POOL-6)."""
+
+    __slots__ = ("_lanes", "_resources", "_thresholds", "spec", "waiting")
+
+    def __init__(self, spec: GroupSpec, resources: dict[tuple[str, str], Resource]) -> None:
+        self.spec = spec
+        self.waiting = 0
+        # Of two candidates on one provider the one with the lower priority always wins, so the other can go.
+        best: dict[tuple[str, str], Candidate] = {}
+        for candidate in sorted(spec.candidates, key=lambda c: c.priority):
+            best.setdefault((candidate.node_id, candidate.provider_id), candidate)
+        self._resources = [(c, resources[key]) for key, c in best.items() if key in resources]
+        self._thresholds = sorted({t for _, r in self._resources if (t := r.long_threshold_tokens) is not None})
+        self._lanes: list[Lane | None] = [None] * (len(self._thresholds) + 1)
+
+    def lane_for(self, tokens: int) -> Lane:
+        """The lane of requests of this size."""
+        number = bisect_right(self._thresholds, tokens) if self._thresholds else 0
+        return self._lanes[number] or self._make(number)
+
+    def _make(self, number: int) -> Lane:
+        lane = Lane(self, self._resources, self._thresholds[number - 1] if number else -1)
+        self._lanes[number] = lane
+        return lane
+
+    def lanes(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane is not None]
+
+    def candidates(self) -> list[tuple[Candidate, Resource]]:
+        return list(self._resources)

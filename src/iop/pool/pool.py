@@ -1,0 +1,546 @@
+"""The pool: one facade over ownership, capacity, queues and choice (REG, POOL).
+
+A synchronous machine: it never awaits, reads a clock or touches a socket. Whoever drives it passes ``now`` and carries
+out the returned actions in order. A driver whose handling of one action calls the pool again (a send that fails) must
+append the new actions behind the rest, and check :meth:`Pool.holds` before it sends on a grant (POOL-8).
+
+The invariant on which everything stands, true between any two calls:
+
+    *no waiter could be served by any provider*
+
+Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that becomes free needs to look at the oldest
+waiters of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity
+restores it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
+
+Lingering units (POOL-12) end by :meth:`Pool.call_closed` or with the generation. So a node owes one call_closed for
+every gate slot that ends otherwise than by a terminal with ``close_confirmed=true`` on the session it is reported to
+(:class:`iop.execution.gate.CapacityGate` keeps that account).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+from iop.errors import (
+    InvalidArgument,
+    IopError,
+    ModelNotFound,
+    NodeDisconnected,
+    QueueFull,
+    QueueTimeout,
+    ShuttingDown,
+    Unavailable,
+)
+from iop.pool.lane import Group, Lane, Line, Seat
+from iop.pool.lease import NO_ACTIONS, Action, Actions, Granted, Lease, Refused, ReleaseCause, Revoked, Ticket
+from iop.pool.queue import Queue
+from iop.pool.registry import Claim, LossOutcome, OwnerAlive, ReadyOutcome, Registry
+from iop.pool.resource import Resource
+from iop.pool.snapshot import PoolSnapshot, take_snapshot
+from iop.pool.specs import GroupSpec, ProviderSpec, QueueLimits
+
+__all__ = ["REFUSALS", "Loss", "Pool", "Readiness", "Stats"]
+
+REFUSALS = tuple(e.code for e in (ModelNotFound, Unavailable, QueueFull, QueueTimeout, ShuttingDown))
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Answer to a node's ready: what to reply, and what to do then."""
+
+    outcome: ReadyOutcome
+    actions: Actions = NO_ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Answer to a lost connection: what it was, and what to do."""
+
+    outcome: LossOutcome
+    actions: Actions = NO_ACTIONS
+
+
+@dataclass(slots=True)
+class Stats:
+    """Running totals; metrics read them at scrape time. ``queued`` counts new requests that had to wait, ``refused``
+    requests by error code (:data:`REFUSALS`), ``released`` each lease exactly once."""
+
+    queued: int = 0
+    readmitted: int = 0
+    cancelled: int = 0
+    returned_twice: int = 0
+    returned_unknown: int = 0
+    stale_events: int = 0
+    surplus_call_closed: int = 0
+    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSALS, 0))
+    released: dict[ReleaseCause, int] = field(default_factory=lambda: dict.fromkeys(ReleaseCause, 0))
+
+
+class Pool:
+    """Admission for all model groups of one edge. See the module's header for how to drive it."""
+
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.registry = Registry()
+        self.queue = Queue(QueueLimits())
+        self._configured: set[str] = set()
+        self._nodes: dict[str, dict[str, Resource]] = {}
+        self._groups: dict[str, Group] = {}
+        self._routes: dict[str, Group] = {}  # by group id and by alias
+        self._places = 0
+        self._lease_ids = 0
+        self._shut = False
+
+    # ---- configuration (CONF-2)
+
+    def configure(
+        self,
+        *,
+        nodes: Iterable[str],
+        providers: Iterable[ProviderSpec],
+        groups: Iterable[GroupSpec],
+        limits: QueueLimits,
+        now: float,
+    ) -> Actions:
+        """Take over a whole configuration, first or refreshed; references must be sound (CONF-1 checks them).
+
+        Leases stay. Lowered capacity counts at once; what grew or is new at a ready node counts after :meth:`applied`.
+        A removed provider takes no more and lives on until its last unit is back. Waiters keep their places.
+        """
+        self.queue.limits = limits
+        wanted = {(spec.node_id, spec.provider_id): spec for spec in providers}
+        self._configured = {*nodes, *(node_id for node_id, _ in wanted)}
+        for node_id in sorted(self._configured):
+            self.registry.add(node_id)
+            self._nodes.setdefault(node_id, {})
+        for (node_id, provider_id), spec in wanted.items():
+            resource = self._nodes[node_id].get(provider_id)
+            if resource is None:
+                self._nodes[node_id][provider_id] = Resource(spec)
+            else:
+                resource.removed = False
+                resource.adopt(spec, only_lower=resource.generation > 0)
+        for node_id, resources in list(self._nodes.items()):
+            for provider_id, resource in resources.items():
+                resource.removed = (node_id, provider_id) not in wanted
+            self._forget(node_id)
+        return self._rebuild(list(groups), now)
+
+    def applied(self, node_id: str, generation: int, now: float) -> Actions:
+        """A ready node acknowledged the present configuration: what grew or is new there counts now (CONF-2)."""
+        record = self.registry.owner(node_id, generation)
+        if record is None or not record.connected:
+            self.stats.stale_events += 1
+            return NO_ACTIONS
+        for resource in self._nodes[node_id].values():
+            if not resource.removed:
+                resource.adopt(resource.spec)
+            if resource.generation == 0:
+                resource.begin(generation, 0)
+                resource.draining = record.draining
+        return self._rebuild([group.spec for group in self._groups.values()], now)
+
+    def _rebuild(self, groups: list[GroupSpec], now: float) -> Actions:
+        """Make all groups anew and put every waiter back at its place."""
+        waiters = self.queue.take_all(now)
+        known: dict[tuple[str, str], Resource] = {}
+        for node_id, resources in self._nodes.items():
+            for provider_id, resource in resources.items():
+                resource.seats.clear()
+                resource.open = resource.should_open()
+                if not resource.removed:
+                    known[node_id, provider_id] = resource
+        self._groups = {spec.group_id: Group(spec, known) for spec in groups}
+        self._routes = {
+            name: group for group in self._groups.values() for name in (*group.spec.aliases, group.spec.group_id)
+        }
+        actions: list[Action] = []
+        lanes: dict[Lane, None] = {}
+        for ticket in waiters:
+            self._join(ticket, now, lanes, actions)
+        self._pump(lanes, now, actions)
+        return actions
+
+    def _forget(self, node_id: str) -> None:
+        """Drop what is no longer configured and no longer in use at a node."""
+        resources = self._nodes.get(node_id, {})
+        for provider_id in [r.provider_id for r in resources.values() if r.removed and r.busy == 0]:
+            del resources[provider_id]
+        if (
+            node_id in self._nodes
+            and not resources
+            and node_id not in self._configured
+            and self.registry.forget(node_id)
+        ):
+            del self._nodes[node_id]
+
+    # ---- nodes (REG)
+
+    def claim(self, node_id: str, now: float) -> Claim | OwnerAlive:
+        """A new connection of a configured node asks to own it (REG-1, REG-2). KeyError if it is not configured."""
+        if node_id not in self._configured:
+            raise KeyError(node_id)
+        return self.registry.claim(node_id)
+
+    def ready(self, node_id: str, generation: int, held: Mapping[str, int], now: float) -> Readiness:
+        """The owner is ready and still ``held`` so many slots per provider from earlier sessions (REG-3, POOL-12)."""
+        outcome = self.registry.ready(node_id, generation)
+        if outcome is not ReadyOutcome.ACTIVATED:
+            self.stats.stale_events += outcome is ReadyOutcome.STALE
+            return Readiness(outcome)
+        actions: list[Action] = []
+        lanes: dict[Lane, None] = {}
+        for resource in self._nodes[node_id].values():
+            resource.begin(generation, max(0, held.get(resource.provider_id, 0)))
+            self._reopen(resource, now, actions)
+            lanes.update((seat.lane, None) for seat in resource.seats)
+        self._pump(lanes, now, actions)
+        return Readiness(outcome, actions)
+
+    def lost(self, node_id: str, generation: int, now: float) -> Loss:
+        """The connection is gone. If it was the owner, its leases are back and its providers offline (REG-5)."""
+        outcome = self.registry.lost(node_id, generation)
+        if outcome is not LossOutcome.OWNER:
+            self.stats.stale_events += outcome is LossOutcome.STALE
+            self._forget(node_id)
+            return Loss(outcome)
+        actions: list[Action] = []
+        resources = list(self._nodes[node_id].values())
+        for resource in resources:
+            for ticket in resource.end():
+                assert ticket.lease is not None
+                actions.append(Revoked(ticket, ticket.lease, NodeDisconnected()))
+                ticket.lease = None
+                self.stats.released[ReleaseCause.GENERATION_DEAD] += 1
+        for resource in resources:
+            self._reopen(resource, now, actions)
+        self._forget(node_id)
+        return Loss(outcome, actions)
+
+    def drain(self, node_id: str, generation: int, now: float) -> Actions:
+        """The node takes no new lease; those it has go on (SUP-5)."""
+        if not self.registry.drain(node_id, generation):
+            return NO_ACTIONS
+        actions: list[Action] = []
+        for resource in self._nodes[node_id].values():
+            resource.draining = True
+            self._reopen(resource, now, actions)
+        return actions
+
+    def is_current(self, node_id: str, generation: int) -> bool:
+        """Whether ``generation`` owns the node, pending or ready."""
+        return self.registry.owner(node_id, generation) is not None
+
+    # ---- health and lingering units (seams of HEALTH-2, HEALTH-5, POOL-12)
+
+    def set_overlay(self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float) -> Actions:
+        """Lower or restore a provider at run time (HEALTH-3). A new generation starts clean."""
+        resource = self._resource(node_id, generation, provider_id)
+        if resource is None:
+            return NO_ACTIONS
+        actions: list[Action] = []
+        resource.lowered = unavailable
+        self._reopen(resource, now, actions)
+        self._pump({seat.lane: None for seat in resource.seats}, now, actions)
+        return actions
+
+    def call_closed(self, node_id: str, generation: int, provider_id: str, now: float) -> Actions:
+        """The node says that the call behind one lingering unit has really ended (POOL-12)."""
+        resource = self._resource(node_id, generation, provider_id)
+        if resource is None:
+            return NO_ACTIONS
+        if resource.lingering == 0:
+            self.stats.surplus_call_closed += 1
+            return NO_ACTIONS
+        resource.lingering -= 1
+        resource.reload()
+        return self._serve(resource, now)
+
+    def _resource(self, node_id: str, generation: int, provider_id: str) -> Resource | None:
+        """The provider if ``generation`` is the one it lives under, else None, counted."""
+        resource = self._nodes.get(node_id, {}).get(provider_id)
+        if resource is None or resource.generation != generation or generation == 0:
+            self.stats.stale_events += 1
+            return None
+        return resource
+
+    # ---- requests
+
+    def submit(self, ticket: Ticket, now: float) -> Lease | None:
+        """Admit a new request: its lease, or None if it waits now and a later action decides.
+
+        Raises ModelNotFound, Unavailable (no candidate, POOL-4), QueueFull (POOL-6), ShuttingDown; the ticket is then
+        in no queue. A ticket is submitted once in its life (InvalidArgument); see :meth:`readmit`.
+        """
+        if ticket.place:
+            raise InvalidArgument("a ticket is submitted once")
+        group = self._routes.get(ticket.group_id)
+        if group is None or self._shut:
+            raise self._counted(ShuttingDown() if self._shut else ModelNotFound())
+        lane = group.lane_for(ticket.estimated_tokens)
+        if ticket.avoid_provider_id is None:
+            line = lane.line
+            seat = lane.best()
+        else:
+            line = lane.line_for(ticket)
+            seat = lane.best_for(line)
+        if seat is None and (error := self.queue.objection(ticket, line)) is not None:
+            raise self._counted(error)
+        self._places = ticket.place = self._places + 1
+        if seat is not None:
+            return self._grant(ticket, seat)
+        ticket.deadline_at = now + self.queue.limits.timeout_s
+        self.queue.join(ticket, line, now)
+        self.stats.queued += 1
+        return None
+
+    def cancel(self, ticket: Ticket, now: float) -> bool:
+        """Take a waiting ticket out of its queue for good (POOL-6). False, and no change, if it does not wait: a lease
+        ends on evidence only."""
+        line = ticket.line
+        if line is None:
+            return False
+        self.queue.leave(ticket, line, now)
+        self.stats.cancelled += 1
+        return True
+
+    def release(self, lease: Lease, cause: ReleaseCause, now: float, *, lingering: bool = False) -> Actions:
+        """Return a lease, once; a second return is a counted no-op (POOL-7). With ``lingering`` the provider call is
+        not known to be closed, and its unit stays taken until :meth:`call_closed` (POOL-12)."""
+        resource = self._return(lease, cause, lingering)
+        return NO_ACTIONS if resource is None else self._serve(resource, now)
+
+    def readmit(
+        self,
+        ticket: Ticket,
+        lease: Lease,
+        now: float,
+        *,
+        cause: ReleaseCause,
+        lingering: bool = False,
+        held: int | None = None,
+        recovery: bool = False,
+    ) -> Actions:
+        """Return ``lease`` (unless it is back already) and admit its ticket again at its old place (POOL-8, POOL-12).
+
+        What becomes of the ticket is in the actions (Granted or Refused); in neither it waits. ``held`` comes with
+        ``capacity_exceeded``: the slots that the node holds; those that no lease of ours explains linger. The wait goes
+        on under its first deadline, or with ``recovery`` under a new one. A call for a ticket that has moved on is
+        a counted no-op.
+        """
+        resource: Resource | None = None
+        if ticket.lease is lease:
+            resource = self._return(lease, cause, lingering)
+        elif ticket.lease is not None or ticket.line is not None or not ticket.place:
+            self.stats.returned_twice += 1
+            return NO_ACTIONS
+        if resource is not None and held is not None:
+            resource.lingering = max(resource.lingering, held - len(resource.leases))
+            resource.reload()
+        self.stats.readmitted += 1
+        if recovery or ticket.deadline_at == 0.0:
+            ticket.deadline_at = now + self.queue.limits.timeout_s
+        actions: list[Action] = []
+        lanes: dict[Lane, None] = {}
+        if resource is not None:
+            lanes.update((seat.lane, None) for seat in resource.seats)
+            self._settle(resource)
+        self._join(ticket, now, lanes, actions)
+        self._pump(lanes, now, actions)
+        return actions
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is still live: check it between grant and send (POOL-8)."""
+        resource = self._nodes.get(lease.node_id, {}).get(lease.provider_id)
+        if resource is None:
+            return False
+        ticket = resource.leases.get(lease.lease_id)
+        return ticket is not None and ticket.lease is lease
+
+    def on_time(self, now: float) -> Actions:
+        """Refuse the waiters whose time is up (POOL-6)."""
+        return [Refused(ticket, self._counted(QueueTimeout())) for ticket in self.queue.expire(now)]
+
+    @property
+    def next_at(self) -> float | None:
+        """When to call :meth:`on_time` next, at the latest; None while nobody waits."""
+        return self.queue.next_at
+
+    def shutdown(self, now: float) -> Actions:
+        """Refuse all waiters and every later request. Leases stay until their dispatch returns them."""
+        self._shut = True
+        return [Refused(ticket, self._counted(ShuttingDown())) for ticket in self.queue.take_all(now)]
+
+    # ---- what is going on
+
+    @property
+    def waiting(self) -> int:
+        """Tickets in all queues."""
+        return self.queue.waiting
+
+    @property
+    def leases_granted(self) -> int:
+        """Leases ever granted."""
+        return self._lease_ids
+
+    @property
+    def leases_in_use(self) -> int:
+        """Leases not yet returned."""
+        return sum(len(r.leases) for resources in self._nodes.values() for r in resources.values())
+
+    def snapshot(self, now: float) -> PoolSnapshot:
+        """Plain data for status pages (REG-6)."""
+        return take_snapshot(self.registry, self._nodes, self._groups, now)
+
+    # ---- the parts
+
+    def _grant(self, ticket: Ticket, seat: Seat) -> Lease:
+        resource = seat.resource
+        self._lease_ids = lease_id = self._lease_ids + 1
+        ticket.lease = lease = Lease(
+            lease_id,
+            resource.node_id,
+            resource.provider_id,
+            resource.kind,
+            seat.target,
+            resource.generation,
+            seat.long,
+            ticket.request_id,
+        )
+        resource.leases[lease_id] = ticket
+        resource.busy = busy = resource.busy + 1
+        resource.load = busy / resource.capacity
+        resource.last_used = lease_id
+        if seat.long:
+            resource.long_busy += 1
+        return lease
+
+    def _return(self, lease: Lease, cause: ReleaseCause, lingering: bool) -> Resource | None:
+        """Take a lease back without serving anybody. None if it is not out."""
+        resource = self._nodes.get(lease.node_id, {}).get(lease.provider_id)
+        ticket = None if resource is None else resource.leases.get(lease.lease_id)
+        if resource is None or ticket is None or ticket.lease is not lease:
+            if lease.lease_id <= self._lease_ids:
+                self.stats.returned_twice += 1
+            else:
+                self.stats.returned_unknown += 1
+            return None
+        del resource.leases[lease.lease_id]
+        ticket.lease = None
+        if lease.long:
+            resource.long_busy -= 1
+        if lingering:
+            resource.lingering += 1
+        else:
+            resource.busy = busy = resource.busy - 1
+            resource.load = busy / resource.capacity if resource.capacity > 0 else 1.0
+        self.stats.released[cause] += 1
+        return resource
+
+    def _join(self, ticket: Ticket, now: float, lanes: dict[Lane, None], actions: list[Action]) -> None:
+        """Queue a ticket that was admitted before, whatever the bounds; its lane goes to ``lanes``, or its refusal to
+        ``actions``."""
+        group = self._routes.get(ticket.group_id)
+        if group is None or self._shut:
+            actions.append(Refused(ticket, self._counted(ShuttingDown() if self._shut else ModelNotFound())))
+            return
+        line = group.lane_for(ticket.estimated_tokens).line_for(ticket)
+        if line.hopeless:
+            actions.append(Refused(ticket, self._counted(Unavailable())))
+            return
+        self.queue.join(ticket, line, now)
+        lanes[line.lane] = None
+
+    def _counted(self, error: IopError) -> IopError:
+        self.stats.refused[error.code] += 1
+        return error
+
+    def _serve(self, resource: Resource, now: float) -> Actions:
+        """Hand the free slots of one provider to the oldest waiters that it can serve, over all groups (POOL-5).
+
+        No other provider can serve them, or they would not wait: so nothing is left to choose but who.
+        """
+        actions: Actions = NO_ACTIONS
+        if self.queue.waiting and resource.open:
+            granted: list[Action] = []
+            while resource.busy < resource.capacity:
+                chosen: Line | None = None
+                chosen_seat: Seat | None = None
+                place = 0
+                long_free = resource.long_busy < resource.long_capacity
+                for seat in resource.seats:
+                    if seat.long and not long_free:
+                        continue
+                    line = seat.lane.oldest_for(seat)
+                    if line is not None and (chosen is None or line.queue[0][0] < place):
+                        chosen, chosen_seat, place = line, seat, line.queue[0][0]
+                if chosen is None or chosen_seat is None:
+                    break
+                ticket = self.queue.take(chosen, now)
+                granted.append(Granted(ticket, self._grant(ticket, chosen_seat)))
+            actions = granted
+        self._settle(resource)
+        return actions
+
+    def _settle(self, resource: Resource) -> None:
+        """After units came back: let every lane know if slots are left, or drop a removed provider."""
+        if resource.busy < resource.capacity:
+            for seat in resource.seats:
+                seat.lane.offer(seat)
+        if resource.removed and resource.busy == 0:
+            self._forget(resource.node_id)
+
+    def _pump(self, lanes: Iterable[Lane], now: float, actions: list[Action]) -> None:
+        """Serve the waiters of ``lanes``, oldest first, each by POOL-3's choice, until none can be served."""
+        heads = [(line.queue[0][0], line) for lane in lanes for line in lane.lines() if line.live]
+        heapify(heads)
+        while heads:
+            line = heads[0][1]
+            seat = line.lane.best_for(line)
+            if seat is None:
+                heappop(heads)
+                continue
+            ticket = self.queue.take(line, now)
+            actions.append(Granted(ticket, self._grant(ticket, seat)))
+            if line.live:
+                heapreplace(heads, (line.queue[0][0], line))
+            else:
+                heappop(heads)
+
+    def _reopen(self, resource: Resource, now: float, actions: list[Action]) -> None:
+        """Bring ``resource.open`` in line with its switches; waiters that lose their last candidate go (POOL-4)."""
+        opened = resource.should_open()
+        if opened != resource.open:
+            for seat in resource.seats:
+                seat.lane.open -= seat.open
+            resource.open = opened
+            for seat in resource.seats:
+                seat.lane.open += seat.open
+        for seat in resource.seats:
+            if opened:
+                seat.lane.offer(seat)
+                continue
+            for line in seat.lane.lines():
+                while line.live and line.hopeless:
+                    actions.append(Refused(self.queue.take(line, now), self._counted(Unavailable())))
+
+    # ---- self-check
+
+    def validate(self) -> None:
+        """Assert what must hold between any two calls. A full scan; tests call it after each step."""
+        self.registry.validate()
+        self.queue.validate()
+        for node_id, resources in self._nodes.items():
+            record = self.registry.nodes[node_id]
+            for resource in resources.values():
+                resource.validate()
+                assert resource.generation in {0, record.generation}, "a provider outlived its generation"
+                assert record.connected or resource.generation == 0, "a provider is active before its node is ready"
+        lanes = [lane for group in self._groups.values() for lane in group.lanes()]
+        for group in self._groups.values():
+            assert group.waiting == sum(line.live for lane in group.lanes() for line in lane.lines())
+        for lane in lanes:
+            lane.validate()
+        assert self.queue.waiting == sum(group.waiting for group in self._groups.values())

@@ -1,0 +1,131 @@
+"""One provider's capacity on one node connection (POOL-1, POOL-3, POOL-12).
+
+Every unit of capacity is free, leased or lingering::
+
+    free ──grant──► leased ──evidence──► free
+                      │
+                      └── terminal with close_confirmed=false ──► lingering ──call_closed | generation ends──► free
+
+and ``capacity = free + leased + lingering`` as long as nobody lowered the capacity below what is in use; then free is 0
+until enough units came back (CONF-2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iop.pool.lease import Ticket
+from iop.pool.specs import ProviderSpec
+
+if TYPE_CHECKING:
+    from iop.pool.lane import Seat
+
+__all__ = ["Resource"]
+
+
+class Resource:
+    """Counters and switches of one provider. The pool alone writes them.
+
+    ``busy`` = leased + lingering, ``load`` = busy / capacity, ``last_used`` = number of the last lease granted here,
+    which orders providers by recency without a clock. ``generation`` is 0 while the provider's node is not ready.
+    ``seats`` are its places in the lanes of the groups that it serves.
+    """
+
+    __slots__ = (
+        "busy",
+        "capacity",
+        "draining",
+        "enabled",
+        "generation",
+        "kind",
+        "last_used",
+        "leases",
+        "lingering",
+        "load",
+        "long_busy",
+        "long_capacity",
+        "long_threshold_tokens",
+        "lowered",
+        "node_id",
+        "open",
+        "provider_id",
+        "removed",
+        "seats",
+        "spec",
+    )
+
+    def __init__(self, spec: ProviderSpec) -> None:
+        self.node_id = spec.node_id
+        self.provider_id = spec.provider_id
+        self.generation = 0
+        self.open = False  # is a candidate for normal requests (POOL-3)
+        self.draining = False  # its node takes no more work (SUP-5)
+        self.lowered = False  # the overlay says unavailable (HEALTH-3)
+        self.removed = False  # no longer configured; lives on until its last lease returned
+        self.busy = 0
+        self.long_busy = 0
+        self.lingering = 0
+        self.load = 0.0
+        self.last_used = 0
+        self.leases: dict[int, Ticket] = {}
+        self.seats: list[Seat] = []
+        self.adopt(spec)
+
+    def adopt(self, spec: ProviderSpec, *, only_lower: bool = False) -> None:
+        """Take over ``spec``. With ``only_lower`` capacities that grew stay as they are, because the node has not
+        acknowledged them yet (CONF-2)."""
+        capacity = spec.capacity
+        long_capacity = capacity if spec.long_capacity is None else min(spec.long_capacity, capacity)
+        if only_lower:
+            capacity, long_capacity = min(capacity, self.capacity), min(long_capacity, self.long_capacity)
+        self.spec = spec
+        self.kind = spec.kind
+        self.enabled = spec.enabled
+        self.capacity: int = capacity
+        self.long_capacity: int = long_capacity
+        self.long_threshold_tokens = spec.long_threshold_tokens
+        self.reload()
+
+    def reload(self) -> None:
+        """Recompute what follows from capacity and units in use."""
+        self.busy = len(self.leases) + self.lingering
+        self.load = self.busy / self.capacity if self.capacity > 0 else 1.0
+
+    def should_open(self) -> bool:
+        """Whether this provider is a candidate (POOL-3)."""
+        if self.generation == 0 or self.draining or self.lowered or self.removed:
+            return False
+        return self.enabled and self.capacity > 0
+
+    def has_free(self, long: bool) -> bool:
+        """Whether a request of this class fits now."""
+        return self.busy < self.capacity and not (long and self.long_busy >= self.long_capacity)
+
+    def begin(self, generation: int, held: int) -> None:
+        """A new generation is ready. What the node still holds from before lingers (POOL-12); health starts clean."""
+        self.generation = generation
+        self.draining = self.lowered = False
+        self.lingering = held
+        self.reload()
+
+    def end(self) -> list[Ticket]:
+        """The generation is dead: every unit is back. Returns the tickets that held leases, oldest lease first."""
+        tickets = list(self.leases.values())
+        self.leases.clear()
+        self.generation = self.long_busy = self.lingering = 0
+        self.draining = self.lowered = False
+        self.reload()
+        return tickets
+
+    def validate(self) -> None:
+        """Assert what must hold between any two calls of the pool."""
+        assert self.busy == len(self.leases) + self.lingering, self.provider_id
+        assert self.lingering >= 0, self.provider_id
+        assert self.long_busy == sum(1 for t in self.leases.values() if t.lease is not None and t.lease.long)
+        assert self.open == self.should_open(), self.provider_id
+        assert self.generation > 0 or self.busy == 0, "capacity in use without a generation"
+        for lease_id, ticket in self.leases.items():
+            assert ticket.lease is not None
+            assert ticket.lease.lease_id == lease_id
+            assert ticket.lease.generation == self.generation, "a lease outlived its generation"
+            assert ticket.line is None, "a ticket is waiting and leased"
