@@ -15,9 +15,7 @@ DEFAULT_ADMIN = "127.0.0.1:9090"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``iop-edge``; returns the exit code."""
-    parser = Parser(
-        prog="iop-edge", description="The edge of IOP: one HTTP endpoint in front of LLM servers elsewhere."
-    )
+    parser = Parser(prog="iop-edge", description="The edge of IOP: one HTTP endpoint, many LLM servers.")
     version(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -75,8 +73,8 @@ def _check(arguments: argparse.Namespace) -> int:
     config = load_edge(arguments.config)
     providers = sum(len(node.providers) for node in config.nodes)
     print(
-        f"{arguments.config}: ok; {len(config.nodes)} nodes, {providers} providers, {len(config.models)} models, "
-        f"clients on {config.http.listen}, nodes on {config.transport.listen}"
+        f"{arguments.config}: ok; nodes: {len(config.nodes)}, providers: {providers}, models: {len(config.models)}; "
+        f"clients come in on {config.http.listen}, nodes on {config.transport.listen}"
     )
     return Exit.OK
 

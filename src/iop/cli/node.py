@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from iop.cli.program import Exit, Parser, Usage, config_file, console_or_json, main_of, version
+from iop.config.fields import HostPort
 
-TOKEN_VARIABLE = "IOP_NODE_TOKEN"
+TOKEN_VARIABLE = "IOP_NODE_TOKEN"  # noqa: S105 - a name, not a token
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +66,10 @@ def _join(arguments: argparse.Namespace) -> int:
     token = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise Usage(f"join needs the node's token: --token T, or {TOKEN_VARIABLE} in the environment")
+    try:
+        HostPort.parse(arguments.edge)
+    except ValueError as error:
+        raise Usage(f"{arguments.edge}: {error}") from None
     text = json.dumps({"node": {"edge": arguments.edge, "token_env": TOKEN_VARIABLE}})
     config = parse_node(text, source="iop-node join", env={TOKEN_VARIABLE: token})
     from iop.node.app import run

@@ -49,7 +49,7 @@ def _fetch(admin: HostPort) -> dict[str, Any]:
         reason = getattr(error, "reason", error)
         text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise ConnectionError(
-            0, f"no edge answers on {admin}: {text}; is it running, and is admin.listen so?"
+            0, f"no edge answers on {admin}: {text}; is it running, with this admin.listen?"
         ) from None
     except ValueError:
         answer = None

@@ -1,0 +1,87 @@
+"""Async tests without a plugin: a fresh uvloop loop per test, a bound on its time, and a leak check around it.
+
+    @async_test()
+    async def test_something(tmp_path): ...
+
+pytest sees a plain function with the same fixtures. After the body, no task, file descriptor or child process may be
+left that was not there before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+import uvloop
+
+from tests.support.leaks import Leftovers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+
+
+def async_test(
+    *, timeout_s: float = TIMEOUT_S, leaks: bool = True
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Makes a test of a coroutine function; see the module's text."""
+
+    def decorate(body: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(body)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            run(body(*args, **kwargs), timeout_s=timeout_s, leaks=leaks)
+
+        # pytest asks the wrapped function whether it is a coroutine function, and its signature for fixtures.
+        test.__signature__ = inspect.signature(body)  # type: ignore[attr-defined]
+        del test.__wrapped__  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def run(body: Coroutine[Any, Any, T], *, timeout_s: float = TIMEOUT_S, leaks: bool = True) -> T:
+    """Runs ``body`` on a fresh uvloop loop. Raises :class:`TimeoutError` after ``timeout_s``, and
+    :class:`AssertionError` naming what the body left behind."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(timeout_s):
+            result = await body
+        if leaks:
+            await _no_tasks()
+        return result
+
+    before = Leftovers.now()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(bounded())
+    if leaks:
+        gc.collect()  # sockets in reference cycles close here, with the ResourceWarning that fails the test
+        before.assert_nothing_new()
+    return result
+
+
+async def _no_tasks() -> None:
+    """A few rounds of the loop let what was cancelled or closed finish; whoever is still there then is a leak."""
+    current = asyncio.current_task()
+    tasks: set[asyncio.Task[Any]] = set()
+    for _ in range(20):
+        tasks = {task for task in asyncio.all_tasks() if task is not current}
+        if not tasks:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"tasks left behind: {sorted(repr(task.get_coro()) for task in tasks)}")
+
+
+async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0, what: str = "") -> None:
+    """Waits, without a sleep of chosen length, until ``condition()`` holds: it is asked again after every round of the
+    loop in which something may have happened. For conditions that offer no future to await."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not condition():
+        if loop.time() > deadline:
+            raise AssertionError(f"still not true after {timeout_s} s: {what or inspect.getsource(condition).strip()}")
+        await asyncio.sleep(0.001)
