@@ -1,0 +1,192 @@
+"""When to connect again, and when to give up: the node's one reconnect policy (SUP-1, SUP-2, SUP-3).
+
+A pure machine: it is told what happened, it answers what to do. It knows no clock, socket or random source; the caller
+draws the jitter.
+
+::
+
+                    ready
+    connecting ───────────────► ready
+      ▲    │ failed               │ failed
+      │    ▼                      │
+     retry waiting ◄──────────────┘
+      └────┘
+
+    any of them ── local shutdown, a fatal reason, attempts exhausted ──► stopped (exit code)
+
+A connect that never became ready and a session that was lost are one kind of event, ``failed``; only a ready session
+resets the count of attempts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+from iop.errors import InvalidArgument, InvalidTransition
+
+__all__ = [
+    "EXIT_CODES",
+    "JITTER",
+    "MIN_DELAY_S",
+    "TRANSITIONS",
+    "Ended",
+    "Exit",
+    "ReconnectPolicy",
+    "Retry",
+    "State",
+    "SupervisorPolicy",
+]
+
+#: A delay is the interval times 1 ± this, so that the nodes of a restarted edge do not come back in step.
+JITTER = 0.25
+#: Never a busy loop, whatever the interval (SUP-2).
+MIN_DELAY_S = 0.1
+
+
+class Ended(enum.StrEnum):
+    """Why a connection, or the attempt to make one, ended."""
+
+    # retryable
+    CONNECT_FAILED = "connect_failed"
+    CONNECTION_LOST = "connection_lost"
+    HEARTBEAT_TIMEOUT = "heartbeat_timeout"
+    READY_TIMEOUT = "ready_timeout"
+    PROTOCOL_ERROR = "protocol_error"
+    GOODBYE = "goodbye"
+    DUPLICATE_CONNECTION = "duplicate_connection"
+    CONFIG_BUILD_FAILED = "config_build_failed"
+    STALE_CONNECTION = "stale_connection"
+    EDGE_SHUTTING_DOWN = "shutting_down"
+    # fatal
+    BAD_CONFIG = "bad_config"
+    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, not a secret
+    IDENTITY_MISMATCH = "identity_mismatch"
+    PROTOCOL_MISMATCH = "protocol_mismatch"
+    # decided here
+    LOCAL_SHUTDOWN = "local_shutdown"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+
+
+#: What the process exits with; a reason that is not in here is retryable (SUP-3).
+EXIT_CODES: dict[Ended, int] = {
+    Ended.LOCAL_SHUTDOWN: 0,
+    Ended.BAD_CONFIG: 2,
+    Ended.UNKNOWN_TOKEN: 3,
+    Ended.IDENTITY_MISMATCH: 3,
+    Ended.PROTOCOL_MISMATCH: 3,
+    Ended.ATTEMPTS_EXHAUSTED: 4,
+}
+
+
+class State(enum.StrEnum):
+    CONNECTING = "connecting"
+    READY = "ready"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+class _Event(enum.StrEnum):
+    READY = "ready"
+    FAILED = "failed"
+    RETRY = "retry"
+    STOP = "stop"
+
+
+TRANSITIONS: dict[tuple[State, _Event], State] = {
+    (State.CONNECTING, _Event.READY): State.READY,
+    (State.CONNECTING, _Event.FAILED): State.WAITING,
+    (State.CONNECTING, _Event.STOP): State.STOPPED,
+    (State.READY, _Event.FAILED): State.WAITING,
+    (State.READY, _Event.STOP): State.STOPPED,
+    (State.WAITING, _Event.RETRY): State.CONNECTING,
+    (State.WAITING, _Event.STOP): State.STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReconnectPolicy:
+    """``reconnect`` of node.yaml. ``max_attempts`` 0 = until local shutdown, which needs a positive interval (SUP-2).
+
+    Raises InvalidArgument for values that would mean nothing or a busy loop.
+    """
+
+    max_attempts: int = 10
+    interval_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 0:
+            raise InvalidArgument("reconnect.max_attempts must be 0 (unlimited) or more")
+        if not 0 <= self.interval_s < float("inf"):
+            raise InvalidArgument("reconnect.interval_sec must be 0 or more")
+        if self.max_attempts == 0 and self.interval_s == 0:
+            raise InvalidArgument("unlimited attempts need a reconnect.interval_sec above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Connect again after ``delay_s``. ``attempt`` counts the attempts failed since the last ready session (0: a ready
+    session was lost), of ``max_attempts`` (0: unlimited)."""
+
+    delay_s: float
+    reason: Ended
+    attempt: int
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Stop the program with ``code``; ``reason`` says why, ``last`` what the last connection ended in."""
+
+    code: int
+    reason: Ended
+    last: Ended | None = None
+
+
+class SupervisorPolicy:
+    """One node program's way through connections, from its start (``connecting``) to its exit."""
+
+    __slots__ = ("_story", "attempts", "policy", "state")
+
+    def __init__(self, policy: ReconnectPolicy) -> None:
+        self.policy = policy
+        self.state = State.CONNECTING
+        self.attempts = 0  # failed since the last ready session
+        self._story: deque[str] = deque(maxlen=8)
+
+    def ready(self) -> None:
+        """The session is ready: attempts count from zero again."""
+        self._move(_Event.READY)
+        self.attempts = 0
+
+    def ended(self, reason: Ended, jitter: float) -> Retry | Exit:
+        """A connect failed or a session ended (SUP-1). ``jitter`` is a fresh random number in [0, 1)."""
+        if reason in EXIT_CODES:
+            self._move(_Event.STOP)
+            return Exit(EXIT_CODES[reason], reason, reason)
+        if self.state is State.CONNECTING:
+            self.attempts += 1
+        limit = self.policy.max_attempts
+        if limit and self.attempts >= limit:
+            self._move(_Event.STOP)
+            return Exit(EXIT_CODES[Ended.ATTEMPTS_EXHAUSTED], Ended.ATTEMPTS_EXHAUSTED, reason)
+        self._move(_Event.FAILED)
+        spread = 1.0 - JITTER + 2.0 * JITTER * min(max(jitter, 0.0), 1.0)
+        return Retry(max(MIN_DELAY_S, self.policy.interval_s * spread), reason, self.attempts, limit)
+
+    def retry(self) -> None:
+        """The delay is over and the next connect begins."""
+        self._move(_Event.RETRY)
+
+    def shutdown(self) -> Exit:
+        """Local shutdown, from any state but stopped."""
+        self._move(_Event.STOP)
+        return Exit(EXIT_CODES[Ended.LOCAL_SHUTDOWN], Ended.LOCAL_SHUTDOWN)
+
+    def _move(self, event: _Event) -> None:
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise InvalidTransition("supervisor", self.state, event, tuple(self._story))
+        self._story.append(event)
+        self.state = state
