@@ -38,7 +38,7 @@ def async_test(
 
         # pytest asks the wrapped function whether it is a coroutine function, and its signature for fixtures.
         test.__signature__ = inspect.signature(body)  # type: ignore[attr-defined]
-        del test.__wrapped__  # type: ignore[attr-defined]
+        del test.__wrapped__
         return test
 
     return decorate
@@ -77,8 +77,8 @@ async def _no_tasks() -> None:
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0, what: str = "") -> None:
-    """Waits, without a sleep of chosen length, until ``condition()`` holds: it is asked again after every round of the
-    loop in which something may have happened. For conditions that offer no future to await."""
+    """Waits until ``condition()`` holds, asking every millisecond: for what offers no future to await. No test may
+    depend on how often it is asked."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while not condition():

@@ -181,9 +181,7 @@ def node_program(folder: Path, config: Mapping[str, Any], *, env: Mapping[str, s
 @contextmanager
 def _serving(program: str, file: Path, config: Mapping[str, Any], env: Mapping[str, str] | None) -> Iterator[Program]:
     file.write_text(json.dumps(config))  # which is YAML
-    with Program(
-        command(program, "serve", "-c", str(file), "--log-format", "json"), env=env, cwd=file.parent
-    ) as running:
+    with Program(command(program, "serve", "-c", str(file), "--log-format", "json"), env=env) as running:
         yield running
 
 

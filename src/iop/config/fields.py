@@ -199,7 +199,9 @@ class HostPort(NamedTuple):
 
         text = core_schema.no_info_after_validator_function(read, core_schema.str_schema(strict=True))
         python = core_schema.union_schema([core_schema.is_instance_schema(cls), text])
-        return core_schema.json_or_python_schema(json_schema=text, python_schema=python)
+        return core_schema.json_or_python_schema(
+            json_schema=text, python_schema=python, serialization=core_schema.to_string_ser_schema()
+        )
 
 
 def _peer(value: HostPort) -> HostPort:

@@ -6,7 +6,7 @@ faults in the same answer. A value of a wrong type is skipped here, since its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from iop.config.fields import Fault, HostPort, number
@@ -151,7 +151,7 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
 
 
 def _models(tree: Tree, providers: dict[str, str]) -> Iterator[Fault]:
-    nodes = {node.get("id") for _, node in _each(tree, (), "nodes")}
+    nodes = {node_id for _, node in _each(tree, (), "nodes") if isinstance(node_id := node.get("id"), str)}
     names: dict[str, str] = {}
     models = list(_each(tree, (), "models"))
     for path, model in models:
@@ -170,7 +170,7 @@ def _models(tree: Tree, providers: dict[str, str]) -> Iterator[Fault]:
         yield from _candidates(model, path, nodes, providers)
 
 
-def _candidates(model: Tree, path: Path, nodes: set[Any], providers: dict[str, str]) -> Iterator[Fault]:
+def _candidates(model: Tree, path: Path, nodes: set[str], providers: dict[str, str]) -> Iterator[Fault]:
     seen: set[tuple[str, str]] = set()
     for at, candidate in _each(model, path, "candidates"):
         node, provider, target = candidate.get("node"), candidate.get("provider"), candidate.get("target")
@@ -212,8 +212,8 @@ def _one_of(section: Tree, path: Path, keys: tuple[str, ...]) -> Iterator[Fault]
         yield Fault((*path, key), f"{given[0]} is given already; keep one of {choice}")
 
 
-def _known(names: Any) -> str:
-    known = sorted(name for name in names if isinstance(name, str))[:8]
+def _known(names: Iterable[str]) -> str:
+    known = sorted(names)[:8]
     return f"; known: {', '.join(known)}" if known else ""
 
 

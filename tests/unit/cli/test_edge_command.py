@@ -1,0 +1,201 @@
+"""``iop-edge`` as it is typed: output, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from iop.cli import status
+from iop.cli.edge import main
+from iop.config.load import load_edge, load_node
+
+ROOT = Path(__file__).parents[3]
+
+
+def call(argv: list[str]) -> int:
+    """The exit code, also where argparse exits by itself."""
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+def test_check_accepts_the_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOP_TOKEN_GPU_1", "t")
+    assert call(["check", "-c", str(ROOT / "configs/edge.yaml")]) == 0
+    assert "ok; nodes: 1, providers: 1, models: 1" in capsys.readouterr().out
+
+
+@pytest.mark.req("CONF-1")
+def test_check_prints_every_fault_on_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "edge.yaml"
+    file.write_text("http: {listn: x}\nqueue: {timeout_ms: 0}\n")
+    assert call(["check", "-c", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        f"{file}:1: http.listn: unknown key; did you mean 'listen'?",
+        f"{file}:2: queue.timeout_ms: should be greater than or equal to 1",
+    ]
+
+
+@pytest.mark.req("CONF-1")
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_missing_file_is_one_line_and_exit_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([command, "-c", "/nowhere/edge.yaml"]) == 2
+    assert capsys.readouterr().err == "/nowhere/edge.yaml: cannot read it: No such file or directory\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["frobnicate"], ["serve"], ["check", "--config"], ["status", "--admin", "x"]])
+def test_bad_usage_is_one_line_and_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(argv) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("iop-edge")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("serve", "check", "init", "demo", "status"):
+        assert command in text
+    assert call(["--version"]) == 0
+    assert capsys.readouterr().out == "iop-edge 0.1.0\n"
+
+
+def test_init_writes_files_that_load_and_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my iop"
+    assert call(["init", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if line.startswith("  $ ")]
+    assert len(commands) == 2
+    assert commands[0].endswith(f"iop-edge serve -c '{folder}/edge.yaml'")
+    assert commands[1].endswith(f"iop-node serve -c '{folder}/node.yaml'")
+    assert stat.S_IMODE((folder / "node-1.token").stat().st_mode) == 0o600
+
+    edge, node = load_edge(folder / "edge.yaml"), load_node(folder / "node.yaml")
+    token = node.node.token.get_secret_value()
+    from iop.config.fields import digest
+
+    assert edge.nodes[0].token_hash == digest(token)
+    assert token not in (folder / "edge.yaml").read_text()
+    assert token not in "\n".join(lines)
+    assert node.node.edge == edge.transport.listen
+    assert edge.models[0].candidates[0].provider == edge.nodes[0].providers[0].id
+
+
+@pytest.mark.parametrize("name", ["edge.yaml", "node.yaml", "node-1.token"])
+def test_init_overwrites_nothing(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).symlink_to("dangling")
+    assert call(["init", str(tmp_path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_init_where_it_may_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert call(["init", str(tmp_path / "file" / "sub")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# ---- status ---------------------------------------------------------------------------------------------------------
+
+STATUS = {
+    "edge": {"id": "edge-1", "version": "0.1.0", "uptime_s": 3725.4, "revision": 1},
+    "leases_in_use": 2,
+    "waiting": 1,
+    "nodes": [
+        {
+            "id": "gpu-1",
+            "connected": True,
+            "providers": [
+                {"id": "p1", "kind": "vllm", "status": "available", "health": "available", "capacity": 8, "in_use": 2}
+            ],
+        },
+        {"id": "gpu-2", "connected": False, "providers": []},
+    ],
+    "models": [{"id": "m\x1b[2J", "waiting": 1, "oldest_wait_ms": 120.6, "candidates": [{}, {}]}],
+}
+
+
+class Admin(BaseHTTPRequestHandler):
+    body = b""
+    code = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.code)
+        self.send_header("content-length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def admin() -> Iterator[tuple[type[Admin], str]]:
+    handler = type("Handler", (Admin,), {"body": json.dumps(STATUS).encode()})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield handler, f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_status_is_a_table(
+    admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert call(["status", "--admin", admin[1]]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        "edge edge-1  version 0.1.0  up 1h02m  leases 2  waiting 1",
+        "",
+        "NODE   UP   PROVIDER  KIND  STATUS     HEALTH     IN USE  ENGINE",
+        "gpu-1  yes  p1        vllm  available  available  2/8     -",
+        "gpu-2  no   -         -     -          -          -/-     -",
+        "",
+        "MODEL  WAITING  OLDEST MS  CANDIDATES",
+        "m?[2J  1        121        2",
+    ]
+
+
+def test_status_as_json_and_by_file(
+    admin: tuple[type[Admin], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "edge.yaml").write_text(f"admin: {{listen: '{admin[1]}'}}")
+    assert call(["status", "--json", "-c", str(tmp_path / "edge.yaml")]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+@pytest.mark.parametrize(("code", "body"), [(404, b"{}"), (200, b"<html>"), (200, b"[1]")])
+def test_status_of_something_else(
+    code: int, body: bytes, admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin[0].code, admin[0].body = code, body
+    assert call(["status", "--admin", admin[1]]) == 2
+    assert "is it the admin address of an edge?" in capsys.readouterr().err
+
+
+def test_status_of_nobody(admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["status", "--admin", "127.0.0.1:1"]) == 1
+    err = capsys.readouterr().err
+    assert "no edge answers on 127.0.0.1:1: Connection refused" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_status_without_an_admin_listener(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "edge.yaml").write_text("admin: null")
+    assert call(["status", "-c", str(tmp_path / "edge.yaml")]) == 2
+    assert "disables the admin listener" in capsys.readouterr().err
+
+
+def test_a_status_without_figures_is_still_a_table() -> None:
+    assert next(iter(status.table({}))) == "edge -  version -  up -  leases -  waiting -"

@@ -1,0 +1,101 @@
+"""``iop-node`` as it is typed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from iop.cli.node import main
+from iop.config.node import NodeConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def call(argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NodeConfig, str]]:
+    """Stands in for the program, and records what the command started it with."""
+    runs: list[tuple[NodeConfig, str]] = []
+
+    def run(config: NodeConfig, *, log_format: str) -> int:
+        runs.append((config, log_format))
+        return 4
+
+    app = types.ModuleType("iop.node.app")
+    app.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "iop.node.app", app)
+    return runs
+
+
+def test_check_accepts_the_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOP_NODE_TOKEN", "t")
+    assert call(["check", "-c", str(ROOT / "configs/node.yaml")]) == 0
+    assert "ok; dials 127.0.0.1:7443" in capsys.readouterr().out
+
+
+@pytest.mark.req("SUP-3")
+def test_serve_returns_the_exit_code_of_the_program(tmp_path: Path, started: list[tuple[NodeConfig, str]]) -> None:
+    (tmp_path / "t").write_text("tok\n")
+    (tmp_path / "node.yaml").write_text("node: {edge: 'edge.example:7443', token_file: t}")
+    assert call(["serve", "-c", str(tmp_path / "node.yaml"), "--log-format", "json"]) == 4
+    ((config, log_format),) = started
+    assert (config.node.edge.host, log_format) == ("edge.example", "json")
+
+
+@pytest.mark.req("SUP-3", "CONF-1")
+def test_a_bad_file_starts_nothing_and_exits_2(
+    tmp_path: Path, started: list[tuple[NodeConfig, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node.yaml").write_text("node: {edge: x}")
+    assert call(["serve", "-c", str(tmp_path / "node.yaml")]) == 2
+    assert started == []
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("source", ["argument", "environment"])
+def test_join_needs_no_file(
+    source: str, started: list[tuple[NodeConfig, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IOP_NODE_TOKEN", raising=False)
+    argv = ["join", "[::1]:7443"]
+    if source == "argument":
+        argv += ["--token", "sekret"]
+    else:
+        monkeypatch.setenv("IOP_NODE_TOKEN", "sekret")
+    assert call(argv) == 4
+    ((config, _),) = started
+    assert str(config.node.edge) == "[::1]:7443"
+    assert config.node.token.get_secret_value() == "sekret"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["join", "edge:7443"], "needs the node's token"),
+        (["join", "edge", "--token", "sekret"], "HOST:PORT"),
+        (["join", "edge:7443", "--token", "sek ret "], "one line of up to 1024"),
+    ],
+)
+def test_join_that_cannot_work_is_one_line(
+    argv: list[str],
+    text: str,
+    started: list[tuple[NodeConfig, str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("IOP_NODE_TOKEN", raising=False)
+    assert call(argv) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert "sek" not in err
+    assert len(err.splitlines()) == 1
+    assert started == []
