@@ -69,4 +69,3 @@ def filter_headers(
     Names are lower case already; ``drop`` holds what Connection lists, too. What is emitted passes
     `check_header_block`; a field that cannot is a `HeadError`.
     """
-

@@ -11,7 +11,7 @@ different ways are how requests get smuggled.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp, memcpy
 
 from iop.errors import BodyError, HeadError, HeadTooLarge, PayloadTooLarge
 

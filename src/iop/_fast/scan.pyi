@@ -4,7 +4,7 @@ class RequestScanner:
     """Checks that a request body is one strict RFC 8259 object and keeps what routing and recovery need.
 
     Feed every piece, then call `finish`. Nesting is bounded by 512. Keys are unescaped before they are compared; only
-    members of the root count. A duplicate of a member named below is refused, since the provider may take the other one.
+    members of the root count. A duplicate of a member named below is refused: the provider may take the other one.
     """
 
     @property

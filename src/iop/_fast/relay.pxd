@@ -1,0 +1,50 @@
+from iop._fast.body cimport BodyDecoder
+from iop._fast.mux cimport Stream
+from iop._fast.out cimport OutBuffer, Writer
+from iop._fast.scan cimport FieldScanner
+from iop._fast.sse cimport EventSplitter
+
+
+cdef class ClientStream(Stream):
+    cdef Writer writer
+    cdef object owner
+    cdef bytes head
+    cdef OutBuffer held
+    cdef int state
+    cdef int mode
+    cdef bint gated
+    cdef unsigned int next_seq
+    cdef long long remaining
+    cdef readonly long long body_bytes
+    cdef readonly unsigned int flags_seen
+    cdef readonly bint at_boundary
+    cdef readonly double progress_at
+    cdef list pieces
+    cdef Py_ssize_t piece
+    cdef Py_ssize_t offset
+
+    cdef int emit(self, const char* p, Py_ssize_t n) except -1
+    cdef int pump(self) except -1
+
+
+cdef class ProviderStream(Stream):
+    cdef object owner
+    cdef BodyDecoder decoder
+    cdef EventSplitter splitter
+    cdef FieldScanner fields
+    cdef readonly unsigned int next_seq
+    cdef list pending
+    cdef bint stopped           # the source was told to pause
+    cdef bint eof_pending
+    cdef bint body_ended
+    cdef readonly bint fenced
+    cdef readonly bint terminal_sent
+    cdef readonly unsigned long long dropped_bytes
+    cdef readonly long long body_bytes
+    cdef readonly double progress_at
+    cdef unsigned long long progress_seen
+
+    cdef Py_ssize_t pump(self, const char* p, Py_ssize_t n) except -1
+    cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1
+    cdef int go_on(self) except -1
+    cdef int fail_body(self, object exc) except -1

@@ -1,0 +1,463 @@
+# cython: language_level=3
+"""The two halves of one raw tunnel: what happens to a body byte between a provider's socket and a client's (TUN-1, TUN-2).
+
+    node   provider bytes ─▶ ProviderStream.feed: de-chunk, split, classify ─▶ one frame per read ─▶ Mux
+    edge   Mux ─▶ ClientStream.on_frame: gate, chunk head + body + CRLF ─▶ the client's Writer
+
+Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once per
+request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7); a ``clock``
+is a field of the hub that somebody else ticks.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.string cimport memcpy
+
+from iop._fast cimport body as bd
+from iop._fast cimport frame as fr
+from iop._fast cimport sse
+from iop._fast.mux cimport Mux
+
+from iop.errors import IopError, ProtocolError
+
+# How a client's answer is framed.
+CHUNKED = 0
+LENGTH = 1
+RAW = 2     # close-delimited
+BODILESS = 3
+
+cdef enum:
+    M_CHUNKED = 0
+    M_LENGTH = 1
+    M_RAW = 2
+    M_BODILESS = 3
+
+# ClientStream states
+cdef enum:
+    S_WAITING = 0       # no head yet
+    S_HELD = 1          # head seen, nothing committed
+    S_OPEN = 2          # committed
+    S_DISCARD = 3       # the client left or the answer is not wanted; only the terminal counts
+    S_ENDED = 4         # the terminal was seen
+
+cdef unsigned int COMMITTING = sse.SEMANTIC | sse.FINISH | sse.ERROR_4XX
+cdef Py_ssize_t HELD_MAX = 16384
+cdef Py_ssize_t DATA_MAX = 65536
+cdef enum:
+    SPANS = 64          # body spans gathered into one frame
+
+
+cdef class ClientStream(Stream):
+    """The edge's half. ``owner`` hears::
+
+        on_head(status, header_block)     answer with respond(); or discard()
+        on_commit()                       the first byte is on its way to the client: no way back
+        on_terminal(kind, extra)          END or ERROR, after which the stream is out of the table;
+                                          extra is (usage, failure) or None
+
+    The owner must not raise. A frame out of order is a fault of the node and closes its link.
+    """
+
+    def __init__(self, Writer writer not None, owner):
+        self.writer = writer
+        self.owner = owner
+        self.at_boundary = True
+
+    # ---- request body -----------------------------------------------------------------------------------------------
+
+    def send_body(self, list pieces not None):
+        """Sends the request body in chunks, as the node's credit allows (WIRE-5). The pieces are only referenced."""
+        self.pieces = pieces
+        self.pump()
+
+    cdef int pump(self) except -1:
+        cdef bytes piece
+        cdef Py_ssize_t n, left
+        while self.pieces is not None and not self.blocked and self.send_credit > 0 and not self.mux.closed:
+            piece = <bytes>self.pieces[self.piece]
+            left = len(piece) - self.offset
+            n = left if left < DATA_MAX else DATA_MAX
+            if n > self.send_credit:
+                n = <Py_ssize_t>self.send_credit
+            last = n == left and self.piece + 1 == len(self.pieces)
+            self.mux.push_body(self, PyBytes_AS_STRING(piece) + self.offset, n, last)
+            if last:
+                self.pieces = None
+            elif n == left:
+                self.piece += 1
+                self.offset = 0
+            else:
+                self.offset += n
+        return 0
+
+    cdef int on_credit(self) except -1:
+        return self.pump()
+
+    cdef int on_unblocked(self) except -1:
+        return self.pump()
+
+    # ---- response ---------------------------------------------------------------------------------------------------
+
+    @property
+    def committed(self):
+        return self.state == S_OPEN
+
+    @property
+    def held_bytes(self):
+        return self.held.n if self.held is not None else 0
+
+    def respond(self, bytes head not None, int mode, long long length, bint gated):
+        """The client's response head, and how its body is framed: CHUNKED, LENGTH (``length`` bytes), RAW, BODILESS.
+
+        ``gated`` holds head and preamble until a committing event (API-7); otherwise the first body byte commits.
+        """
+        if self.state != S_HELD:
+            return
+        self.head = head
+        self.mode = mode
+        self.remaining = length
+        self.gated = gated
+        self.writer.sink = self
+
+    def discard(self):
+        """Drops what is held and all that follows; the terminal is still reported. No-op after the terminal."""
+        if self.state < S_DISCARD:
+            self.state = S_DISCARD
+        self.pieces = None
+        self.held = None
+        if self.writer.sink is self:
+            self.writer.sink = None
+
+    def commit(self):
+        """Sends the head and what is held. No-op unless something is held."""
+        cdef OutBuffer held = self.held
+        cdef bytes body
+        if self.state != S_HELD or self.head is None:
+            return
+        self.state = S_OPEN
+        self.held = None
+        self.owner.on_commit()
+        self.writer.write(self.head)
+        if held is not None:
+            body = held.take()
+            self.emit(PyBytes_AS_STRING(body), len(body))
+
+    def finish(self):
+        """After the terminal END: completes the client's body. False if its length is not what the head promised."""
+        if self.writer.sink is self:
+            self.writer.sink = None
+        if self.mode == M_CHUNKED:
+            memcpy(self.writer.out.reserve(5), b"0\r\n\r\n", 5)
+            self.writer.touch()
+        return self.mode != M_LENGTH or self.remaining == 0
+
+    def inject(self, bytes data not None):
+        """Body bytes of the edge's own (an error event), behind what the provider sent. Only after the commit."""
+        if self.state == S_OPEN or self.state == S_ENDED:
+            self.emit(PyBytes_AS_STRING(data), len(data))
+
+    cdef int on_frame(self, fr.Frame* f, object extra) except -1:
+        cdef int before = self.state
+        if before == S_ENDED or f.payload != fr.P_TUNNEL_FRAME:
+            raise ProtocolError("wrong_state", f"stream {self.stream_id}")
+        if f.seq != self.next_seq:
+            raise ProtocolError("sequence", f"stream {self.stream_id}: {f.seq} instead of {self.next_seq}")
+        self.next_seq += 1
+        if f.kind == fr.K_BODY:
+            if before == S_WAITING or f.body_n == 0:
+                raise ProtocolError("wrong_state", f"stream {self.stream_id}: body")
+            self.received(f.body_n)
+            self.body_bytes += f.body_n
+            self.progress_at = self.mux.hub.now
+            if before == S_DISCARD:
+                return 0
+            self.flags_seen |= f.flags
+            self.at_boundary = f.flags & sse.BOUNDARY != 0
+            if before == S_OPEN:
+                return self.emit(f.body, f.body_n)
+            if self.held is None:
+                self.held = OutBuffer()
+            memcpy(self.held.reserve(f.body_n), f.body, f.body_n)
+            if not self.gated or f.flags & COMMITTING or self.held.n > HELD_MAX:
+                self.commit()
+            return 0
+        if f.kind == fr.K_HEAD:
+            if f.seq != 0:
+                raise ProtocolError("wrong_state", f"stream {self.stream_id}: head")
+            self.progress_at = self.mux.hub.now
+            if before == S_WAITING:
+                self.state = S_HELD
+                self.owner.on_head(f.status, PyBytes_FromStringAndSize(f.head, f.head_n))
+            return 0
+        if f.kind == fr.K_USAGE:
+            self.progress_at = self.mux.hub.now
+            return 0
+        if f.kind == fr.K_END or f.kind == fr.K_ERROR:
+            if f.kind == fr.K_END and before == S_WAITING:
+                raise ProtocolError("wrong_state", f"stream {self.stream_id}: end before head")
+            self.pieces = None
+            if self.state == S_HELD and f.kind == fr.K_END:
+                self.commit()
+            self.state = S_ENDED
+            self.mux.forget(self)
+            self.owner.on_terminal(f.kind, extra)
+            return 0
+        raise ProtocolError("unknown_kind", str(f.kind))
+
+    cdef int emit(self, const char* p, Py_ssize_t n) except -1:
+        """Appends body bytes to the client's output, framed. Bound: reserve() gives exactly the bytes filled here."""
+        cdef char* at
+        cdef Py_ssize_t v
+        cdef int digits = 0, i
+        if n == 0 or self.mode == M_BODILESS:
+            return 0
+        if self.mode == M_CHUNKED:
+            v = n
+            while v:
+                v >>= 4
+                digits += 1
+            at = self.writer.out.reserve(digits + n + 4)
+            v = n
+            for i in range(digits - 1, -1, -1):
+                at[i] = (<const char*>b"0123456789abcdef")[v & 15]
+                v >>= 4
+            at += digits
+            at[0] = c"\r"
+            at[1] = c"\n"
+            memcpy(at + 2, p, n)
+            at[n + 2] = c"\r"
+            at[n + 3] = c"\n"
+        else:
+            if self.mode == M_LENGTH:
+                if n > self.remaining:
+                    raise ProtocolError("body_too_long", f"stream {self.stream_id}")
+                self.remaining -= n
+            memcpy(self.writer.out.reserve(n), p, n)
+        return self.writer.touch()
+
+
+cdef class ProviderStream(Stream):
+    """The node's half. ``owner`` hears::
+
+        on_request_body(data, last)       a chunk of the request body, to be written to the provider
+        on_body_end(extra_bytes)          the provider's body is complete; extra_bytes came behind it (0 is healthy)
+        on_body_error(IopError)           the provider's body is malformed
+        pause_source() / resume_source()  stop and start reading from the provider
+
+    The owner then sends exactly one terminal: ``end()``, or a frame of its own through ``send_terminal``.
+    """
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def head(self, unsigned int status, bytes header_block not None):
+        """Sends status and header lines: frame 0."""
+        cdef Py_ssize_t n = len(header_block)
+        cdef char* at
+        if self.fenced or self.mux.closed:
+            return
+        at = self.mux.room(self, fr.tunnel_frame_size(self.stream_id, self.next_seq, fr.K_HEAD, 0, 0, status, n))
+        at = fr.put_tunnel_frame_head(at, self.stream_id, self.next_seq, fr.K_HEAD, 0, 0, status, n)
+        fr.put_tunnel_frame_tail(at, 0, status, PyBytes_AS_STRING(header_block), n)
+        self.next_seq += 1
+        self.progress_at = self.mux.hub.now
+
+    def begin(self, BodyDecoder decoder not None, EventSplitter splitter=None, FieldScanner fields=None):
+        """How to read the body that follows. ``splitter`` for event streams in identity coding, ``fields`` for JSON."""
+        self.decoder = decoder
+        self.splitter = splitter
+        self.fields = fields
+
+    @property
+    def paused(self):
+        """True while the source is stopped for lack of credit or a full link: not the provider's fault (LIVE-4)."""
+        return self.stopped
+
+    @property
+    def finished(self):
+        """True unless this is an event stream that has not shown its API's last event."""
+        return self.splitter is None or self.splitter.finished
+
+    def usage(self):
+        """Raw JSON pieces of the usage that the provider reported, oldest first; () if it reported none (EXEC-5)."""
+        cdef list out = []
+        if self.splitter is not None:
+            out = [self.splitter.usage_start(), self.splitter.usage()]
+        elif self.fields is not None:
+            out = [self.fields.value()]
+        return tuple([piece for piece in out if piece is not None])
+
+    def feed(self, bytes data not None):
+        """Bytes from the provider, at or behind the start of the body."""
+        cdef Py_ssize_t n = len(data), used
+        if self.fenced or self.mux.closed:
+            self.dropped_bytes += n
+            return
+        if self.body_ended:
+            return
+        if self.pending is not None:
+            self.pending.append(data)  # a transport may deliver what it had read before it paused
+            return
+        used = self.pump(PyBytes_AS_STRING(data), n)
+        if used < n and not self.body_ended:
+            self.pending = [data[used:] if used else data]
+            if not self.stopped:
+                self.stopped = True
+                self.owner.pause_source()
+
+    def eof(self):
+        """The provider closed. Ends a close-delimited body; cuts any other, which on_body_error hears."""
+        if self.fenced or self.body_ended or self.mux.closed:
+            return
+        if self.pending is not None:
+            self.eof_pending = True
+        elif self.decoder.eof():
+            self.body_ended = True
+            self.owner.on_body_end(0)
+        else:
+            self.fail_body(None)
+
+    cdef int fail_body(self, object exc) except -1:
+        self.body_ended = True
+        self.pending = None
+        self.owner.on_body_error(exc)
+        return 0
+
+    def fence(self):
+        """Nothing but a terminal leaves from now on (LIVE-5): later output is dropped and counted."""
+        self.fenced = True
+        self.pending = None
+
+    def end(self):
+        """The terminal END without observations. The stream is over."""
+        cdef char* at
+        if self.terminal_sent:
+            return
+        self.terminal_sent = True
+        if not self.mux.closed:
+            at = self.mux.room(self, fr.tunnel_frame_size(self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0))
+            fr.put_tunnel_frame_head(at, self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0)
+            self.mux.forget(self)
+
+    def send_terminal(self, bytes frame not None):
+        """A terminal that the caller encoded with ``next_seq``: an END with usage, or an ERROR. At most one counts."""
+        if self.terminal_sent:
+            return
+        self.terminal_sent = True
+        if not self.mux.closed:
+            self.mux.send(frame, self)
+            self.mux.forget(self)
+
+    cdef int on_frame(self, fr.Frame* f, object extra) except -1:
+        if f.payload != fr.P_TUNNEL_BODY:
+            raise ProtocolError("wrong_state", f"stream {self.stream_id}")
+        self.received(f.body_n)
+        self.owner.on_request_body(PyBytes_FromStringAndSize(f.body, f.body_n), f.last)
+        return 0
+
+    cdef int on_credit(self) except -1:
+        return self.go_on()
+
+    cdef int on_unblocked(self) except -1:
+        return self.go_on()
+
+    cdef int go_on(self) except -1:
+        """Credit or room came back: first what was kept, then the source."""
+        cdef bytes data
+        cdef Py_ssize_t used
+        while self.pending is not None and not self.fenced:
+            if self.send_credit <= 0 or self.blocked:
+                return 0
+            data = <bytes>self.pending[0]
+            used = self.pump(PyBytes_AS_STRING(data), len(data))
+            if self.body_ended:
+                return 0
+            if used < len(data):
+                self.pending[0] = data[used:]
+                return 0
+            self.pending.pop(0)
+            if not self.pending:
+                self.pending = None
+        if self.stopped and self.send_credit > 0 and not self.blocked:
+            self.stopped = False
+            self.progress_at = self.mux.hub.now  # time spent paused does not count (LIVE-4)
+            if self.eof_pending:
+                self.eof()
+            else:
+                self.owner.resume_source()
+        return 0
+
+    cdef Py_ssize_t pump(self, const char* p, Py_ssize_t n) except -1:
+        """Decodes and sends what credit allows; the number of bytes used. Bound: step() is never given more than is
+        left of p[:n], nor more than one frame may carry, and spans has room for SPANS entries."""
+        cdef const char* spans[SPANS]
+        cdef Py_ssize_t sizes[SPANS]
+        cdef Py_ssize_t i = 0, total = 0, give, used
+        cdef int count = 0, what
+        if self.blocked:
+            return 0
+        try:
+            while i < n:
+                give = DATA_MAX - total
+                if give > self.send_credit - total:
+                    give = <Py_ssize_t>(self.send_credit - total)
+                if count == SPANS or give <= 0:
+                    if total == 0:
+                        break
+                    self.push(spans, sizes, count, total)
+                    count = 0
+                    total = 0
+                    if self.blocked:
+                        break
+                    continue
+                if give > n - i:
+                    give = n - i
+                what = self.decoder.step(p + i, give, &used, &spans[count], &sizes[count])
+                i += used
+                if what == bd.BODY_DATA:
+                    total += sizes[count]
+                    count += 1
+                elif what == bd.BODY_DONE:
+                    if total:
+                        self.push(spans, sizes, count, total)
+                    self.body_ended = True
+                    self.owner.on_body_end(n - i)
+                    return i
+        except IopError as exc:
+            if total:
+                self.push(spans, sizes, count, total)
+            self.fail_body(exc)
+            return n
+        if total:
+            self.push(spans, sizes, count, total)
+        return i
+
+    cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1:
+        """One BODY frame made of the spans; classified on the way (TUN-10). Bound: the spans add up to total."""
+        cdef unsigned int flags = 0
+        cdef int i
+        cdef char* at
+        cdef unsigned long long progress
+        if self.splitter is not None:
+            for i in range(count):
+                flags |= self.splitter.feed_span(spans[i], sizes[i])
+            if self.splitter.at_boundary:
+                flags |= sse.BOUNDARY
+            progress = self.splitter.progress_events
+            if progress != self.progress_seen:
+                self.progress_seen = progress
+                self.progress_at = self.mux.hub.now
+        else:
+            if self.fields is not None:
+                for i in range(count):
+                    self.fields.feed_span(spans[i], sizes[i])
+            self.progress_at = self.mux.hub.now
+        at = self.mux.room(
+            self, fr.tunnel_frame_size(self.stream_id, self.next_seq, fr.K_BODY, total, flags, 0, 0))
+        at = fr.put_tunnel_frame_head(at, self.stream_id, self.next_seq, fr.K_BODY, total, flags, 0, 0)
+        for i in range(count):
+            memcpy(at, spans[i], sizes[i])
+            at += sizes[i]
+        fr.put_tunnel_frame_tail(at, flags, 0, NULL, 0)
+        self.next_seq += 1
+        self.send_credit -= total
+        self.body_bytes += total
+        return 0

@@ -1,0 +1,65 @@
+"""The admin listener: ``/metrics`` and ``/admin/status`` (OBS-4). Loopback by default; it answers nothing else.
+
+A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
+addresses are served when it listens there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from iop.edge.api.errors import error_body, error_headers
+from iop.edge.api.routes import Shape
+from iop.edge.front import require_local
+from iop.errors import IopError, RouteNotFound
+from iop.net.http.server import Exchange
+from iop.observability.metrics import EdgeMetrics
+
+__all__ = ["Admin"]
+
+
+class Admin:
+    """The App of the admin listener. ``status`` makes the snapshot when it is asked for."""
+
+    def __init__(self, metrics: EdgeMetrics, status: Callable[[], dict[str, Any]], *, local_only: bool) -> None:
+        self._metrics = metrics
+        self._status = status
+        self._local_only = local_only
+
+    def head_received(self, ex: Exchange) -> None:
+        """Everything waits for the whole request; bodies are of no interest."""
+
+    def body_piece(self, ex: Exchange, piece: bytes) -> None:
+        ex.release_body()
+
+    def request_complete(self, ex: Exchange) -> None:
+        try:
+            if self._local_only:
+                require_local(ex.head.host, ex.head.get(b"origin"))
+            if ex.head.method not in (b"GET", b"HEAD"):
+                raise RouteNotFound
+            kind, body = self._page(ex.head.path)
+        except IopError as exc:
+            self.fail(ex, exc)
+        else:
+            ex.respond(200, b"content-type: %b\r\ncache-control: no-store\r\n" % kind, body)
+
+    def _page(self, path: bytes) -> tuple[bytes, bytes]:
+        if path == b"/metrics":
+            body, kind = self._metrics.render()
+            return kind.encode("ascii"), body
+        if path == b"/admin/status":
+            return b"application/json", json.dumps(self._status()).encode()
+        raise RouteNotFound("the admin listener has /metrics and /admin/status")
+
+    def client_gone(self, ex: Exchange, reason: str) -> None:
+        """Answers are written at once: there is nothing to stop."""
+
+    def rejected(self, status: int) -> None:
+        """Counted by the server."""
+
+    @staticmethod
+    def fail(ex: Exchange, error: IopError) -> None:
+        ex.respond(error.status, error_headers(error), error_body(error, Shape.OPENAI, ""))

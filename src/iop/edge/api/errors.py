@@ -1,0 +1,67 @@
+"""How each API says what went wrong: error objects, error events, and the headers that go with them (API-5, API-8b)."""
+
+from __future__ import annotations
+
+import json
+
+from iop.edge.api.routes import Shape
+from iop.errors import InvalidRequest, IopError
+
+__all__ = ["error_body", "error_event", "error_headers"]
+
+# Anthropic names its error types by status; anything else is an api_error.
+_ANTHROPIC_TYPES: dict[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# OpenAI's type is a class of error, its code the exact one. These two are both.
+_OPENAI_TYPES: dict[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def _object(error: IopError, shape: Shape, request_id: str) -> dict[str, object]:
+    param = error.param if isinstance(error, InvalidRequest) else None
+    if shape is Shape.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    kind = _OPENAI_TYPES.get(error.status, "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
+
+
+def error_body(error: IopError, shape: Shape, request_id: str) -> bytes:
+    """The JSON body of an error answer."""
+    return json.dumps(_object(error, shape, request_id), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def error_headers(error: IopError) -> bytes:
+    """Field lines of an error answer."""
+    block = b"content-type: application/json\r\n"
+    if error.retry_after_s is not None:
+        block += b"retry-after: %d\r\n" % error.retry_after_s
+    if error.status == 401:
+        block += b"www-authenticate: Bearer\r\n"
+    return block
+
+
+def error_event(error: IopError, shape: Shape, api: str, request_id: str) -> bytes:
+    """The event that ends a stream that cannot go on, in the API's own form (API-8b)."""
+    body = _object(error, shape, request_id)
+    if shape is Shape.ANTHROPIC:
+        return b"event: error\ndata: %b\n\n" % json.dumps(body).encode()
+    if api == "responses":
+        event = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return b"event: error\ndata: %b\n\n" % json.dumps(event).encode()
+    return b"data: %b\n\n" % json.dumps(body).encode()

@@ -1,0 +1,284 @@
+"""The edge program: builds the rooms from a configuration, runs them, and takes them down in order (SUP-5)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from typing import Any
+
+from iop import __version__
+from iop.config.edge import EdgeConfig, NodeEntry, ProviderEntry
+from iop.edge.admin import Admin
+from iop.edge.dispatch import Dispatcher, ProviderSettings
+from iop.edge.front import Access, Front, ModelInfo
+from iop.edge.nodes import NodeServer
+from iop.net import loop as net_loop
+from iop.net.http.server import HttpServer, ServerLimits
+from iop.net.loop import Runtime
+from iop.observability import logs
+from iop.observability.metrics import EdgeMetrics
+from iop.pool.pool import Pool
+from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
+from iop.wire import limits
+from iop.wire import messages as m
+
+__all__ = ["Edge", "run"]
+
+log = logging.getLogger("iop.edge")
+
+REVISION = 1
+DRAIN_POLL_S = 0.1
+CLOSE_FLUSH_S = 0.2
+
+
+def run(config: EdgeConfig, *, log_format: logs.LogFormat = "console") -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code (0 after an orderly end, 1 if a port is taken)."""
+    sink = logs.setup(log_format)
+    try:
+        return net_loop.run(lambda runtime: _serve(config, runtime, sink))
+    finally:
+        sink.close()
+
+
+async def _serve(config: EdgeConfig, runtime: Runtime, sink: logs.Sink) -> int:
+    edge = Edge(config, runtime, sink)
+    try:
+        await edge.start()
+    except OSError as exc:
+        log.error("cannot listen: %s", exc.strerror or exc)
+        edge.close()
+        return 1
+    stop = asyncio.Event()
+    signals = 0
+
+    def on_signal(signum: int) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            edge.hurry()
+        stop.set()
+
+    net_loop.on_signals(runtime.loop, on_signal)
+    gc.freeze()
+    await stop.wait()
+    await edge.drain()
+    edge.close()
+    await asyncio.sleep(CLOSE_FLUSH_S)  # goodbyes and last bytes leave
+    return 0
+
+
+class Edge:
+    """All rooms of one edge, wired. ``start`` binds the listeners, ``drain`` lets requests finish, ``close`` ends all.
+
+    ``http_port``, ``node_port`` and ``admin_port`` are what was bound, once started.
+    """
+
+    def __init__(self, config: EdgeConfig, runtime: Runtime, sink: logs.Sink) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.metrics = EdgeMetrics()
+        self.pool = Pool()
+        self.http_port = self.node_port = self.admin_port = 0
+        self._started_at = runtime.loop.time()
+        self._draining = False
+        self._hurry = asyncio.Event()
+        self.dispatcher = Dispatcher(
+            runtime,
+            self.pool,
+            self.metrics,
+            sink,
+            {p.id: _settings(p) for n in config.nodes for p in n.providers},
+            window_bytes=config.transport.stream_window_bytes,
+            max_buffered_bytes=config.transport.max_buffered_bytes,
+        )
+        self.nodes = NodeServer(
+            runtime,
+            self.pool,
+            self.metrics,
+            self.dispatcher.perform,
+            tokens={n.token_hash: n.id for n in config.nodes},
+            payloads={n.id: _payload(n) for n in config.nodes},
+            max_frame_bytes=config.transport.max_frame_bytes,
+            timing=timing_from_environment(),
+        )
+        self.dispatcher.nodes = self.nodes
+        self.front = Front(
+            self.dispatcher,
+            Access({k.key_hash: k.principal for k in config.http.api_keys}, not config.http.allow_anonymous),
+            _models(config),
+            max_body_bytes=config.http.max_body_bytes,
+            started_at=int(time.time()),
+            ready=lambda: not self._draining,
+        )
+        http = config.http
+        self.http = HttpServer(
+            runtime,
+            self.front,
+            self.front.fail,
+            ServerLimits(
+                http.max_body_bytes,
+                http.max_buffered_body_bytes,
+                http.max_header_bytes,
+                http.client_idle_timeout_sec,
+                http.header_timeout_sec,
+                http.body_timeout_sec,
+                http.idle_timeout_sec,
+                http.max_connections,
+            ),
+        )
+        self.admin: HttpServer | None = None
+        if config.admin.listen is not None:
+            admin = Admin(self.metrics, self.status, local_only=config.admin.listen.is_loopback)
+            self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=65536))
+        self._watch(sink)
+        self._configure()
+
+    def _configure(self) -> None:
+        config = self.config
+        actions = self.pool.configure(
+            nodes=[n.id for n in config.nodes],
+            providers=[
+                ProviderSpec(
+                    n.id, p.id, p.kind, p.capacity, p.effective_long_capacity, p.long_threshold_tokens, p.enabled
+                )
+                for n in config.nodes
+                for p in n.providers
+            ],
+            groups=[
+                GroupSpec(g.id, [Candidate(c.node, c.provider, c.target, c.priority) for c in g.candidates], g.aliases)
+                for g in config.models
+            ],
+            limits=QueueLimits(
+                config.queue.timeout_ms / 1000, config.queue.max_waiters, config.queue.max_waiters_per_principal
+            ),
+            now=self.dispatcher.now,
+        )
+        self.dispatcher.perform(actions)
+
+    async def start(self) -> None:
+        """Binds all listeners. Raises OSError when one cannot be had."""
+        transport, http, admin = self.config.transport.listen, self.config.http.listen, self.config.admin.listen
+        self.node_port = await self.nodes.start(transport.host, transport.port)
+        logs.listening(log, "nodes", transport.host, self.node_port)
+        if self.admin is not None and admin is not None:
+            self.admin_port = await self.admin.start(admin.host, admin.port)
+            logs.listening(log, "admin", admin.host, self.admin_port)
+        self.http_port = await self.http.start(http.host, http.port)
+        logs.listening(log, "http", http.host, self.http_port)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Ends the drain at once: the second signal."""
+        self._hurry.set()
+
+    async def drain(self) -> None:
+        """Refuses what is new and waits, up to edge.drain_timeout_sec, for what is going on."""
+        self._draining = True
+        log.info("draining", extra={"fields": {"requests": len(self.dispatcher.live)}})
+        self.http.stop_accepting()
+        self.nodes.stop_accepting()
+        self.dispatcher.perform(self.pool.shutdown(self.dispatcher.now))
+        deadline_at = self.runtime.loop.time() + self.config.edge.drain_timeout_sec
+        while self.dispatcher.live and self.runtime.loop.time() < deadline_at:
+            try:
+                await asyncio.wait_for(self._hurry.wait(), DRAIN_POLL_S)
+                return
+            except TimeoutError:
+                continue
+
+    def close(self) -> None:
+        """Ends what is left: requests are cut with a typed error, nodes are told goodbye."""
+        self._draining = True
+        self.dispatcher.stop_all()
+        self.nodes.close(grace_ms=1000)
+        self.http.stop_accepting()
+        if self.admin is not None:
+            self.admin.close()
+
+    # ---- what is going on --------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The body of ``/admin/status``."""
+        snapshot = self.pool.snapshot(self.dispatcher.now)
+        return {
+            "edge": {
+                "id": self.config.edge.id,
+                "version": __version__,
+                "uptime_s": round(self.runtime.loop.time() - self._started_at, 1),
+                "revision": REVISION,
+                "draining": self._draining,
+            },
+            **snapshot,
+        }
+
+    def _watch(self, sink: logs.Sink) -> None:
+        """Metrics that mirror state read it when they are scraped."""
+        metrics, pool, nodes, http = self.metrics, self.pool, self.nodes, self.http
+        metrics.in_flight.watch(lambda: len(self.dispatcher.live))
+        metrics.waiting.watch(lambda: pool.waiting)
+        metrics.leases.watch(lambda: pool.leases_in_use)
+        metrics.capacity.watch(
+            lambda: sum(p["capacity"] for n in pool.snapshot(self.dispatcher.now)["nodes"] for p in n["providers"])
+        )
+        metrics.ignored_returns.watch(lambda: pool.stats.returned_twice)
+        metrics.client_connections.watch(lambda: len(http.connections))
+        metrics.client_accepted.watch(lambda: http.stats.accepted)
+        metrics.client_bytes.watch(lambda: {("in",): http.stats.bytes_in, ("out",): http.stats.bytes_out})
+        metrics.buffered_bytes.watch(lambda: http.stats.buffered_body_bytes)
+        metrics.nodes.watch(nodes.connected)
+        metrics.nodes_configured.watch(lambda: len(self.config.nodes))
+        metrics.link_bytes.watch(nodes.link_bytes)
+        metrics.frames.watch(nodes.link_frames)
+        metrics.late_frames.watch(nodes.late_frames)
+        metrics.log_lines_dropped.watch(lambda: sink.dropped)
+
+
+def timing_from_environment() -> limits.Timing:
+    """The transport's clocks are constants; end-to-end tests shorten them through one variable, in seconds."""
+    scale = os.environ.get("IOP_TEST_TIMING")
+    if scale is None:
+        return limits.TIMING
+    interval, wait = (float(part) for part in scale.split(","))
+    return limits.Timing(heartbeat_interval_s=interval, response_wait_s=wait, write_stall_s=wait)
+
+
+def _settings(p: ProviderEntry) -> ProviderSettings:
+    return ProviderSettings(p.response_stall_timeout_ms, p.first_response_timeout_ms, p.stores_responses)
+
+
+def _payload(node: NodeEntry) -> m.NodeConfigPayload:
+    """What the node is told (REG-1). No secret is in it (TUN-6)."""
+    return m.NodeConfigPayload(
+        node.id,
+        REVISION,
+        [
+            m.ProviderConfig(
+                p.id,
+                p.kind,
+                p.base_url or "",
+                p.capacity,
+                p.connect_timeout_ms,
+                int(p.idle_sec * 1000),
+                p.reuse_delay_ms,
+                p.api_key_env or "",
+                p.health.path,
+                p.health.timeout_ms,
+                p.enabled,
+            )
+            for p in node.providers
+        ],
+    )
+
+
+def _models(config: EdgeConfig) -> dict[str, ModelInfo]:
+    """Every name that clients may use."""
+    names: dict[str, ModelInfo] = {}
+    for group in config.models:
+        info = ModelInfo(group.id, group.request_timeout_ms / 1000)
+        names[group.id] = info
+        names.update(dict.fromkeys(group.aliases, info))
+    return names

@@ -1,0 +1,115 @@
+"""What all requests share: the pool and its actions, the nodes, the clocks, and what to write down.
+
+The dispatcher carries out the pool's decisions in order. An action that leads to new ones (a send that fails) queues
+them behind the rest, as the pool demands; so there is no recursion however long the chain is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iop.errors import ShuttingDown
+from iop.net.loop import Runtime
+from iop.net.wheel import TICK_S, Timer
+from iop.observability.logs import Sink
+from iop.observability.metrics import EdgeMetrics
+from iop.pool.lease import Action, Actions, Granted, Refused
+from iop.pool.pool import Pool
+from iop.wire import limits
+
+if TYPE_CHECKING:
+    from iop.edge.nodes import NodeServer
+    from iop.edge.request import ClientRequest
+
+__all__ = ["Dispatcher", "ProviderSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """What travels with a request to its provider (LIVE-1), and what its kind implies."""
+
+    response_stall_timeout_ms: int
+    first_response_timeout_ms: int | None
+    stores_responses: bool
+
+
+class Dispatcher:
+    """See the module. ``nodes`` is set by the composition root, since the node server needs ``perform`` first."""
+
+    nodes: NodeServer
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pool: Pool,
+        metrics: EdgeMetrics,
+        sink: Sink,
+        providers: Mapping[str, ProviderSettings],
+        *,
+        window_bytes: int = limits.STREAM_WINDOW_BYTES,
+        max_buffered_bytes: int = 268_435_456,
+    ) -> None:
+        self.runtime = runtime
+        self.pool = pool
+        self.metrics = metrics
+        self.sink = sink
+        self.providers = providers
+        self.window_bytes = window_bytes
+        self.max_buffered_bytes = max_buffered_bytes
+        self.live: set[ClientRequest] = set()
+        self._todo: deque[Action] = deque()
+        self._performing = False
+        self._queue_timer: Timer | None = None
+        self._queue_at = 0.0
+
+    @property
+    def now(self) -> float:
+        """The loop's coarse time, at most a tick old."""
+        return self.runtime.wheel.now
+
+    def perform(self, actions: Actions) -> None:
+        """Carries out what the pool decided."""
+        if not actions:
+            return
+        self._todo.extend(actions)
+        if self._performing:
+            return
+        self._performing = True
+        try:
+            while self._todo:
+                action = self._todo.popleft()
+                request: ClientRequest = action.ticket.owner
+                if isinstance(action, Granted):
+                    request.granted(action.lease)
+                elif isinstance(action, Refused):
+                    request.refused(action.error)
+                else:
+                    request.revoked(action.lease, action.error)
+        finally:
+            self._performing = False
+
+    def watch_queue(self) -> None:
+        """Somebody waits: see to it that the queue's clock is looked at in time (POOL-6)."""
+        due_at = self.pool.next_at
+        if due_at is None:
+            return
+        timer = self._queue_timer
+        if timer is not None and timer.callback is not None and timer.at <= due_at:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._queue_timer = self.runtime.wheel.arm(max(TICK_S, due_at - self.now), self._queue_due)
+
+    def _queue_due(self) -> None:
+        self._queue_timer = None
+        self.perform(self.pool.on_time(self.now))
+        self.watch_queue()
+
+    def stop_all(self) -> None:
+        """Ends every request: waiters are refused, live ones cut (SUP-5, when the drain time is over)."""
+        self.perform(self.pool.shutdown(self.now))
+        for request in list(self.live):
+            request.stop(ShuttingDown())

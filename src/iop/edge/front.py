@@ -1,0 +1,217 @@
+"""The edge's HTTP face: who may ask what, and what becomes of it (API-1, API-4, API-5).
+
+Every exchange ends in one of three ways: answered here (health, models, refusals), or handed to a ``ClientRequest``
+once its body is complete, or dropped because the client left before that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from iop.edge.api.errors import error_body, error_headers
+from iop.edge.api.routes import MODELS_PREFIX, ROUTES, Endpoint, Shape
+from iop.edge.dispatch import Dispatcher
+from iop.edge.intake import Intake
+from iop.edge.request import ClientRequest
+from iop.errors import Forbidden, IopError, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
+from iop.ids import new_request_id
+from iop.net.http.server import Exchange
+
+__all__ = ["Access", "Front", "ModelInfo", "require_local"]
+
+ANONYMOUS = "anonymous"
+_JSON = b"content-type: application/json\r\n"
+_HEALTH_PATHS = frozenset({b"/healthz", b"/health", b"/readyz"})
+_LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask (API-4). ``keys`` maps the SHA-256 of a key to its principal; empty means that no key is asked for.
+
+    ``local_only``: without keys the edge serves loopback, and then a browser page of another origin must not reach it
+    through a name that resolves there (DNS rebinding).
+    """
+
+    keys: Mapping[bytes, str] = field(default_factory=dict)
+    local_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model group as clients see it."""
+
+    group_id: str
+    request_timeout_s: float
+
+
+class Front:
+    """The server's App. ``models`` maps every name that clients may use, aliases included, to its group."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        access: Access,
+        models: Mapping[str, ModelInfo],
+        *,
+        max_body_bytes: int,
+        started_at: int,
+        ready: Callable[[], bool],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._access = access
+        self._models = models
+        self._max_body_bytes = max_body_bytes
+        self._started_at = started_at
+        self._ready = ready
+
+    # ---- the App protocol --------------------------------------------------------------------------------------------
+
+    def head_received(self, ex: Exchange) -> None:
+        head = ex.head
+        path = head.path
+        if path in _HEALTH_PATHS:
+            return self._health(ex, path)
+        if path == b"/" and head.method in (b"HEAD", b"GET"):
+            return ex.respond(200, _JSON, b'{"service":"iop"}')
+        endpoint = ROUTES.get(path)
+        try:
+            principal = self._principal(ex)
+            if endpoint is None:
+                return self._other(ex)
+            if head.method != b"POST":
+                raise RouteNotFound(f"{path.decode('latin-1')} takes POST")
+            ex.context = (endpoint, principal, Intake(head, self._max_body_bytes))
+        except IopError as exc:
+            self.fail(ex, exc)
+        return None
+
+    def body_piece(self, ex: Exchange, piece: bytes) -> None:
+        if ex.context is None:
+            return
+        try:
+            ex.context[2].feed(piece)
+        except IopError as exc:
+            self.fail(ex, exc)
+
+    def request_complete(self, ex: Exchange) -> None:
+        endpoint, principal, intake = ex.context
+        d = self._dispatcher
+        try:
+            intake.finish()
+            model = self._models.get(intake.model)
+            if model is None:
+                raise ModelNotFound(f"model {intake.model[:100]!r} does not exist; GET /v1/models lists what there is")
+        except IopError as exc:
+            return self.fail(ex, exc)
+        request = ClientRequest(d, ex, endpoint, principal, intake)
+        ex.context = request
+        request.start(model.group_id, model.request_timeout_s)
+        return None
+
+    def client_gone(self, ex: Exchange, reason: str) -> None:
+        if isinstance(ex.context, ClientRequest):
+            ex.context.client_gone(reason)
+
+    def rejected(self, status: int) -> None:
+        self._dispatcher.metrics.requests["other", "invalid_request_error"].value += 1
+
+    # ---- answers of our own ------------------------------------------------------------------------------------------
+
+    def fail(self, ex: Exchange, error: IopError) -> None:
+        """Answers with an error, in the shape of the API that was asked."""
+        request_id = new_request_id()
+        endpoint = ROUTES.get(ex.head.path)
+        shape = self._shape(ex, endpoint)
+        api = endpoint.name if endpoint is not None else "other"
+        self._dispatcher.metrics.requests[api, error.code].value += 1
+        block = b"x-request-id: %b\r\n%b" % (request_id.encode(), error_headers(error))
+        ex.context = None
+        ex.respond(error.status, block, error_body(error, shape, request_id))
+
+    @staticmethod
+    def _shape(ex: Exchange, endpoint: Endpoint | None) -> Shape:
+        if endpoint is not None:
+            return endpoint.shape
+        return Shape.ANTHROPIC if ex.head.get(b"anthropic-version") is not None else Shape.OPENAI
+
+    def _health(self, ex: Exchange, path: bytes) -> None:
+        if path == b"/readyz" and not self._ready():
+            return ex.respond(503, _JSON + b"retry-after: 5\r\n", b'{"status":"draining"}')
+        return ex.respond(200, _JSON, b'{"status":"ok"}')
+
+    def _other(self, ex: Exchange) -> None:
+        head = ex.head
+        path = head.path
+        if path != MODELS_PREFIX and not path.startswith(MODELS_PREFIX + b"/"):
+            raise RouteNotFound
+        if head.method not in (b"GET", b"HEAD"):
+            raise RouteNotFound("/v1/models takes GET")
+        shape = self._shape(ex, None)
+        if path == MODELS_PREFIX:
+            rows = [self._model(name, shape) for name in self._models]
+            body: dict[str, object] = {"object": "list", "data": rows}
+            if shape is Shape.ANTHROPIC:
+                body = {
+                    "data": rows,
+                    "has_more": False,
+                    "first_id": rows[0]["id"] if rows else None,
+                    "last_id": rows[-1]["id"] if rows else None,
+                }
+        else:
+            name = _unquote(path[len(MODELS_PREFIX) + 1 :])
+            if name not in self._models:
+                raise ModelNotFound(f"model {name[:100]!r} does not exist")
+            body = self._model(name, shape)
+        ex.respond(200, _JSON, json.dumps(body).encode())
+
+    def _model(self, name: str, shape: Shape) -> dict[str, object]:
+        if shape is Shape.ANTHROPIC:
+            return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        return {"id": name, "object": "model", "created": self._started_at, "owned_by": "iop"}
+
+    # ---- access ------------------------------------------------------------------------------------------------------
+
+    def _principal(self, ex: Exchange) -> str:
+        """Who asks. Raises Unauthorized, Forbidden or ShuttingDown."""
+        if not self._ready():
+            raise ShuttingDown
+        access = self._access
+        head = ex.head
+        if not access.keys:
+            if access.local_only:
+                require_local(head.host, head.get(b"origin"))
+            return ANONYMOUS
+        # Exactly one credential, in either of the two fields; a hash as the look-up key makes its timing harmless.
+        offered = [
+            value[7:].strip() if name == b"authorization" and value[:7].lower() == b"bearer " else value
+            for name, value in head.headers
+            if name in (b"authorization", b"x-api-key")
+        ]
+        if len(set(offered)) == 1:
+            principal = access.keys.get(hashlib.sha256(offered[0]).digest())
+            if principal is not None:
+                return principal
+        raise Unauthorized
+
+
+def require_local(host: bytes, origin: bytes | None) -> None:
+    if host and _hostname(host) not in _LOOPBACK_NAMES:
+        raise Forbidden("without API keys only loopback host names are served; set http.api_keys or allow_anonymous")
+    if origin is not None and _hostname(origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
+        raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
+
+
+def _hostname(authority: bytes) -> bytes:
+    if authority.startswith(b"["):
+        return authority.partition(b"]")[0].lower() + b"]"
+    return authority.partition(b":")[0].lower()
+
+
+def _unquote(path: bytes) -> str:
+    from urllib.parse import unquote_to_bytes
+
+    return unquote_to_bytes(path).decode("utf-8", "replace")

@@ -1,0 +1,114 @@
+"""What the edge learns from a request body while it comes in (API-8c, POOL-2, D17).
+
+The body is scanned piece by piece, never parsed and never joined; only the model's value is replaced when it is sent.
+A gzip or deflate body is inflated alongside, bounded, for the scan alone: if the model needs no replacing, the provider
+gets the client's bytes as they were, else the inflated ones without their content-encoding.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from iop._fast.scan import RequestScanner, json_string, splice_model
+from iop.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from iop.net.http.head import RequestHead
+
+__all__ = ["Intake"]
+
+INFLATE_STEP_BYTES = 262144
+CLIENT_ID_CHARS = 128
+
+# API-8: with any of these, sending again is not the same as sending once.
+_HOSTED_TOOLS = ("web_search", "file_search", "code_interpreter", "computer", "image_generation", "mcp")
+
+# wbits for zlib: 31 takes a gzip wrapper, 15 a zlib one (what HTTP calls deflate).
+_CODINGS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+
+
+class Intake:
+    """One request body. Feed it the pieces in order, then ``finish``; then ask."""
+
+    __slots__ = ("_inflater", "_limit_bytes", "_plain", "_raw", "_scanner", "client_request_id", "received_bytes")
+
+    def __init__(self, head: RequestHead, max_body_bytes: int) -> None:
+        self._scanner = RequestScanner()
+        self._raw: list[bytes] = []
+        self._plain = self._raw  # the same list unless the body is compressed
+        self._inflater: zlib._Decompress | None = None
+        self._limit_bytes = max_body_bytes
+        self.received_bytes = 0
+        own_id = head.get(b"x-request-id")
+        self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
+        coding = head.get(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            wbits = _CODINGS.get(coding.lower())
+            if wbits is None:
+                raise UnsupportedMediaType
+            self._inflater = zlib.decompressobj(wbits)
+            self._plain = []
+
+    def feed(self, piece: bytes) -> None:
+        """Raises ScanError, PayloadTooLarge (inflated size counts too) or InvalidRequest (broken compression)."""
+        self._raw.append(piece)
+        self.received_bytes += len(piece)
+        if self._inflater is None:
+            self._scanner.feed(piece)
+        else:
+            self._inflate(self._inflater, piece)
+
+    def _inflate(self, inflater: zlib._Decompress, piece: bytes) -> None:
+        while piece:
+            try:
+                plain = inflater.decompress(piece, INFLATE_STEP_BYTES)
+            except zlib.error:
+                raise InvalidRequest("the body is not what its content-encoding says") from None
+            if plain:
+                self._limit_bytes -= len(plain)
+                if self._limit_bytes < 0:
+                    raise PayloadTooLarge
+                self._plain.append(plain)
+                self._scanner.feed(plain)
+            if inflater.unused_data:
+                raise InvalidRequest("bytes follow the end of the compressed body")
+            piece = inflater.unconsumed_tail
+
+    def finish(self) -> None:
+        """The body is complete. Raises ScanError when it is not one JSON object with a model, InvalidRequest when its
+        compression is cut short."""
+        if self._inflater is not None and not self._inflater.eof:
+            raise InvalidRequest("the compressed body is cut short")
+        self._scanner.finish()
+
+    @property
+    def model(self) -> str:
+        """Known once ``finish`` has returned."""
+        return self._scanner.model or ""
+
+    @property
+    def streaming(self) -> bool:
+        return self._scanner.stream is True
+
+    @property
+    def estimated_tokens(self) -> int:
+        return self._scanner.estimated_tokens
+
+    def replayable(self, *, stores_by_default: bool) -> bool:
+        """Whether sending this request a second time does what sending it once does (API-8)."""
+        s = self._scanner
+        if s.background or s.has_previous_response_id or s.store or (s.store is None and stores_by_default):
+            return False
+        return not any(kind.startswith(_HOSTED_TOOLS) for kind in s.tool_types)
+
+    def body_for(self, target: str) -> tuple[list[bytes], int, bool]:
+        """The body with the model replaced by ``target``: pieces, their total size, and whether they are still in the
+        client's content-encoding."""
+        if self._inflater is not None and self._scanner.model == target:
+            return self._raw, self.received_bytes, True
+        span = self._scanner.model_span
+        assert span is not None, "body_for before finish"
+        pieces = splice_model(self._plain, span, json_string(target))
+        return pieces, sum(map(len, pieces)), False
+
+    def release(self) -> None:
+        """Drops the body: it will not be sent again."""
+        self._raw = self._plain = []

@@ -1,0 +1,323 @@
+"""The edge's side of all node connections: registration, ownership, readiness, loss (REG).
+
+A connection walks ``NodeLink``: register → (probe the present owner) → accepted → ready. Who owns a node is the pool's
+registry's to say; here its verdicts are carried out. A link that ends is fenced first, then the pool hears of it, so
+that nothing of a dead generation is ever acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iop import __version__
+from iop.net.link import Link
+from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.observability.metrics import EdgeMetrics
+from iop.pool.lease import Actions
+from iop.pool.pool import Pool
+from iop.pool.registry import Claim, LossOutcome, OwnerProbe, ProbeVerdict, ReadyOutcome
+from iop.wire import limits
+from iop.wire import messages as m
+from iop.wire.session import EdgeSession, State
+
+__all__ = ["NodeLink", "NodeServer", "NodeStats"]
+
+log = logging.getLogger("iop.edge.nodes")
+
+PROBE_TICK_S = 0.1
+TICK_S = 0.5
+MAX_UNREGISTERED = 1024  # connections that have not named a node yet
+
+
+@dataclass(slots=True)
+class NodeStats:
+    """What the connections that have ended had counted."""
+
+    late_frames: int = 0
+    frames_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class NodeLink:
+    """One connection: the session's handler and the link's owner."""
+
+    def __init__(self, server: NodeServer, now: float) -> None:
+        self.server = server
+        self.session = EdgeSession(
+            server.runtime.hub, self, now, max_frame_bytes=server.max_frame_bytes, timing=server.timing
+        )
+        self.link = Link(self.session, self)
+        self.node_id = ""
+        self.generation = 0
+        self.adapters: list[str] = []
+        self.node_version = ""
+        self.applied_revision = 0
+        self.held: dict[str, int] = {}
+        self._fenced = False
+
+    def _log(self, level: int, event: str, **fields: Any) -> None:
+        log.log(level, event, extra={"fields": {"node": self.node_id or "?", "peer": self.link.peer, **fields}})
+
+    # ---- link and session --------------------------------------------------------------------------------------------
+
+    def link_made(self, link: Link) -> None:
+        self.server.links.add(self)
+        if len(self.server.links) - len(self.server.owners) > MAX_UNREGISTERED:
+            link.abort("too_many_connections")
+
+    def link_lost(self, link: Link, reason: str) -> None:
+        self.server.links.discard(self)
+        self._fence(reason)
+
+    def ended(self, reason: str, detail: str) -> None:
+        self.server.metrics.protocol_errors[reason].value += 1
+        log.warning(
+            "node %s at %s: closing the connection: %s: %s", self.node_id or "?", self.link.peer, reason, detail
+        )
+        self.link.abort(reason)
+        self._fence(reason)
+
+    def _fence(self, reason: str) -> None:
+        """The connection counts for nothing from here on (REG-5)."""
+        if not self._fenced:
+            self._fenced = True
+            mux, stats = self.session.mux, self.server.stats
+            stats.late_frames += mux.late_frames
+            stats.frames_in += mux.frames_in
+            stats.bytes_in += mux.bytes_in
+            stats.bytes_out += mux.bytes_handed
+        self.session.close()
+        generation, self.generation = self.generation, 0
+        if generation:
+            self.server.lost(self, generation, reason)
+
+    def received(self, message: m.Message) -> None:
+        handler = self._HANDLERS.get(type(message))
+        if handler is not None:
+            handler(self, message)
+
+    # ---- registration ------------------------------------------------------------------------------------------------
+
+    def _register(self, request: m.RegisterRequest) -> None:
+        server = self.server
+        self.adapters = request.capabilities.adapters
+        self.node_version = request.node_version
+        if request.protocol_version != limits.PROTOCOL_VERSION:
+            return self.reject(
+                m.RejectReason.PROTOCOL_MISMATCH,
+                f"the edge speaks protocol {limits.PROTOCOL_VERSION}, the node {request.protocol_version}; "
+                f"use matching versions (edge {__version__}, node {request.node_version})",
+            )
+        # The lookup key is a hash of what the peer sent: its timing tells nothing about a stored token (REG-1).
+        node_id = server.tokens.get(hashlib.sha256(request.token.encode()).digest())
+        if node_id is None:
+            return self.reject(m.RejectReason.UNKNOWN_TOKEN, "no node of this edge has this token")
+        if server.closing:
+            return self.reject(m.RejectReason.SHUTTING_DOWN, "the edge is shutting down")
+        self.node_id = node_id
+        return self._claim()
+
+    def _claim(self) -> None:
+        server = self.server
+        now = server.now
+        answer = server.pool.claim(self.node_id, now)
+        if isinstance(answer, Claim):
+            self.generation = answer.generation
+            server.owners[self.node_id] = self
+            self.session.accept(server.payloads[self.node_id], __version__, now)
+            return
+        owner = server.owners[self.node_id]
+        # Any byte counts: the probe asks whether the owner lives, not what it says (REG-2).
+        probe = OwnerProbe(owner.session.probe() if owner.session.state is not State.CLOSED else 0, now)
+        server.runtime.wheel.arm(PROBE_TICK_S, lambda: self._judge(owner, probe))
+
+    def _judge(self, owner: NodeLink, probe: OwnerProbe) -> None:
+        if self.session.state is not State.REGISTERING:
+            return None  # the newcomer gave up
+        server = self.server
+        if server.owners.get(self.node_id) is not owner:
+            return self._claim()  # the owner went away by itself
+        failed = owner.session.state is State.CLOSED
+        verdict = probe.verdict(owner.session.mux.bytes_in, failed, server.now)
+        if verdict is ProbeVerdict.ALIVE:
+            return self.reject(
+                m.RejectReason.DUPLICATE_CONNECTION, f"node {self.node_id} is connected already, and it answers"
+            )
+        if verdict is ProbeVerdict.DEAD:
+            self._log(logging.WARNING, "node_superseded")
+            owner.link.abort("superseded")
+            owner._fence("superseded")
+            return self._claim()
+        server.runtime.wheel.arm(PROBE_TICK_S, lambda: self._judge(owner, probe))
+        return None
+
+    def reject(self, reason: m.RejectReason, message: str) -> None:
+        name = reason.name.lower()
+        self.server.metrics.node_rejections[name].value += 1
+        self._log(logging.WARNING, "node_rejected", reason=name, detail=message)
+        self.session.reject(reason, message, __version__)
+        self.link.close(name)
+
+    # ---- readiness ---------------------------------------------------------------------------------------------------
+
+    def _ready(self, request: m.NodeReadyRequest) -> None:
+        payload = self.server.payloads.get(self.node_id)
+        if payload is None or request.node_id != self.node_id:
+            return self._refuse(m.RejectReason.IDENTITY_MISMATCH)
+        self.held = {entry.provider_id: entry.slots for entry in request.held}
+        self.applied_revision = request.revision
+        if request.revision < payload.revision and self.session.state is State.PENDING:
+            # Refreshed and acked before activation (REG-3).
+            return self.session.send(m.ConfigRefreshRequest(payload))
+        return self._activate()
+
+    def _refresh_acked(self, response: m.ConfigRefreshResponse) -> None:
+        payload = self.server.payloads.get(self.node_id)
+        if response.applied:
+            self.applied_revision = response.revision
+        if payload is not None and self.session.state is State.PENDING:
+            if response.applied and response.revision >= payload.revision:
+                self._activate()
+            else:
+                self._refuse(m.RejectReason.CONFIG_BUILD_FAILED)
+
+    def _activate(self) -> None:
+        server = self.server
+        readiness = server.pool.ready(self.node_id, self.generation, self.held, server.now)
+        if readiness.outcome is ReadyOutcome.STALE:
+            return self._refuse(m.RejectReason.STALE_CONNECTION)
+        self.session.activate()
+        if readiness.outcome is ReadyOutcome.ACTIVATED:
+            log.info("node_connected: %s, version %s, from %s", self.node_id, self.node_version or "?", self.link.peer)
+        server.perform(readiness.actions)
+        return None
+
+    def _refuse(self, reason: m.RejectReason) -> None:
+        self.session.refuse_ready(reason)
+        self.link.close(reason.name.lower())
+
+    # ---- the rest ----------------------------------------------------------------------------------------------------
+
+    def _goodbye(self, message: m.Goodbye) -> None:
+        self._log(logging.INFO, "node_goodbye", reason=message.reason.name.lower(), code=message.code, ref=message.ref)
+        self.link.close("goodbye")
+
+    def _event(self, event: m.EdgeNodeEvent) -> None:
+        pool, now = self.server.pool, self.server.now
+        if event.draining is not None:
+            self._log(logging.INFO, "node_draining")
+            self.server.perform(pool.drain(self.node_id, self.generation, now))
+        elif event.call_closed is not None:
+            self.server.perform(pool.call_closed(self.node_id, self.generation, event.call_closed.provider_id, now))
+
+    _HANDLERS: Mapping[type[Any], Callable[[NodeLink, Any], None]] = {
+        m.RegisterRequest: _register,
+        m.NodeReadyRequest: _ready,
+        m.ConfigRefreshResponse: _refresh_acked,
+        m.Goodbye: _goodbye,
+        m.EdgeNodeEvent: _event,
+    }
+
+
+class NodeServer:
+    """The node port. ``tokens`` maps SHA-256 of a token to its node, ``payloads`` holds each node's configuration;
+    ``perform`` carries out what the pool decided."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pool: Pool,
+        metrics: EdgeMetrics,
+        perform: Callable[[Actions], None],
+        *,
+        tokens: Mapping[bytes, str],
+        payloads: Mapping[str, m.NodeConfigPayload],
+        max_frame_bytes: int = limits.MAX_FRAME_BYTES,
+        timing: limits.Timing = limits.TIMING,
+    ) -> None:
+        self.runtime = runtime
+        self.pool = pool
+        self.metrics = metrics
+        self.perform = perform
+        self.tokens = tokens
+        self.payloads = payloads
+        self.max_frame_bytes = max_frame_bytes
+        self.timing = timing
+        self.links: set[NodeLink] = set()
+        self.owners: dict[str, NodeLink] = {}
+        self.stats = NodeStats()
+        self.closing = False
+        self._server: asyncio.Server | None = None
+        self._ticking = True
+        self._tick()
+
+    @property
+    def now(self) -> float:
+        return self.runtime.wheel.now
+
+    async def start(self, host: str, port: int, ssl: Any = None) -> int:
+        """Binds and listens; returns the port. Raises OSError."""
+        self._server = await self.runtime.loop.create_server(
+            lambda: NodeLink(self, self.runtime.loop.time()).link, host, port, backlog=LISTEN_BACKLOG, ssl=ssl
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def session(self, node_id: str, generation: int) -> EdgeSession | None:
+        """The session that a lease of this generation goes to, or None if it is no longer the node's ready owner."""
+        owner = self.owners.get(node_id)
+        if owner is None or owner.generation != generation or owner.session.state is not State.READY:
+            return None
+        return owner.session
+
+    def connected(self) -> int:
+        """Ready nodes."""
+        return sum(link.session.state is State.READY for link in self.owners.values())
+
+    def link_bytes(self) -> dict[tuple[str, ...], int]:
+        muxes = [link.session.mux for link in self.links]
+        return {
+            ("in",): self.stats.bytes_in + sum(mux.bytes_in for mux in muxes),
+            ("out",): self.stats.bytes_out + sum(mux.bytes_handed for mux in muxes),
+        }
+
+    def link_frames(self) -> dict[tuple[str, ...], int]:
+        return {("in",): self.stats.frames_in + sum(link.session.mux.frames_in for link in self.links)}
+
+    def late_frames(self) -> int:
+        return self.stats.late_frames + sum(link.session.mux.late_frames for link in self.links)
+
+    def lost(self, link: NodeLink, generation: int, reason: str) -> None:
+        if self.owners.get(link.node_id) is link:
+            del self.owners[link.node_id]
+        loss = self.pool.lost(link.node_id, generation, self.now)
+        if loss.outcome is LossOutcome.OWNER:
+            self.metrics.node_sessions[reason].value += 1
+            link._log(logging.WARNING, "node_disconnected", reason=reason)
+        self.perform(loss.actions)
+
+    def _tick(self) -> None:
+        if self._ticking:
+            now = self.now
+            for link in list(self.links):
+                link.session.tick(now)
+            self.runtime.wheel.arm(TICK_S, self._tick)
+
+    def stop_accepting(self) -> None:
+        """No new node connection; the present ones go on."""
+        self.closing = True
+        if self._server is not None:
+            self._server.close()
+
+    def close(self, grace_ms: int) -> None:
+        """Says goodbye to every node and closes (SUP-5)."""
+        self.stop_accepting()
+        self._ticking = False
+        for link in list(self.links):
+            link.session.goodbye(m.GoodbyeReason.SHUTDOWN, grace_ms=grace_ms)
+            link.link.close("shutdown")

@@ -1,0 +1,526 @@
+"""The life of one client request, from its whole body to the return of its lease (POOL, API-5, API-7c, API-8b, API-10).
+
+A machine driven by callbacks: the pool's answers, the stream's frames, the client's departure, one deadline. It awaits
+nothing, and per event of a stream it does nothing at all: those bytes pass below it.
+
+    NEW ──submit──▶ WAITING ──granted──▶ SENT ──first byte to the client──▶ OPEN ──end──▶ DONE
+      └──granted────────────────────────▶ │                                  │
+                                          │ (readmitted: back to WAITING)    │
+                                          └── client gone, deadline ─────────┴──▶ CANCELLING ──terminal──▶ DONE
+
+In CANCELLING the client has its answer or is gone, and the lease waits for the node's word that the call has ended
+(POOL-12). Every way into DONE passes ``_end``, which returns the lease and writes the one outcome line.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from iop._fast.body import check_header_block, filter_headers
+from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW, ClientStream
+from iop.edge.api.errors import error_body, error_event, error_headers
+from iop.edge.api.routes import Endpoint
+from iop.errors import (
+    ClientGone,
+    ClientIdle,
+    DeadlineExceeded,
+    InvalidTransition,
+    IopError,
+    ProviderProtocolError,
+    from_code,
+)
+from iop.ids import new_request_id
+from iop.net.http.head import hop_by_hop
+from iop.net.http.server import Exchange
+from iop.observability.logs import RequestOutcome
+from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
+from iop.wire import codec, limits
+from iop.wire import messages as m
+from iop.wire.session import EdgeSession
+
+if TYPE_CHECKING:
+    from iop.edge.dispatch import Dispatcher
+    from iop.edge.intake import Intake
+
+__all__ = ["ClientRequest", "State"]
+
+MAX_FIELDS = 128
+
+# TUN-9. What must not reach a provider, and what must not reach a client, besides hop-by-hop fields.
+_TO_PROVIDER_DROP = frozenset(
+    {
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"cookie",
+        b"host",
+        b"expect",
+        b"forwarded",
+        b"content-length",
+        b"accept-encoding",
+    }
+)
+_TO_PROVIDER_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-iop-")
+_TO_CLIENT_DROP = frozenset(
+    {
+        b"set-cookie",
+        b"server",
+        b"date",
+        b"alt-svc",
+        b"strict-transport-security",
+        b"www-authenticate",
+        b"x-request-id",
+        b"content-length",
+    }
+)
+_TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
+
+
+class State(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    SENT = "sent"
+    OPEN = "open"
+    CANCELLING = "cancelling"
+    DONE = "done"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.NEW: frozenset({State.WAITING, State.SENT, State.DONE}),
+    State.WAITING: frozenset({State.SENT, State.DONE}),
+    State.SENT: frozenset({State.WAITING, State.OPEN, State.CANCELLING, State.DONE}),
+    State.OPEN: frozenset({State.CANCELLING, State.DONE}),
+    State.CANCELLING: frozenset({State.DONE}),
+    State.DONE: frozenset(),
+}
+
+_GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
+
+
+class ClientRequest:
+    """One request. ``intake`` holds what was learnt while its body came in; see the module for the states."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_ex",
+        "_first_at",
+        "_header_block",
+        "_leased",
+        "_lost_once",
+        "_provider_status",
+        "_session",
+        "_sse",
+        "_timer",
+        "_usage",
+        "attempts",
+        "body_bytes",
+        "endpoint",
+        "error",
+        "group_id",
+        "intake",
+        "lease",
+        "principal",
+        "request_id",
+        "state",
+        "status",
+        "stream",
+        "ticket",
+    )
+
+    def __init__(
+        self, dispatcher: Dispatcher, ex: Exchange, endpoint: Endpoint, principal: str, intake: Intake
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._ex = ex
+        self.endpoint = endpoint
+        self.principal = principal
+        self.intake = intake
+        self.request_id = new_request_id()
+        self.state = State.NEW
+        self.group_id = ""
+        self.ticket: Ticket | None = None
+        self.lease: Lease | None = None
+        self.stream: ClientStream | None = None
+        self.attempts = 0
+        self.status = 0  # what the client was told
+        self.error: IopError | None = None
+        self.body_bytes = 0
+        self._leased = False  # `lease` is ours to return; afterwards it only tells the story
+        self._session: EdgeSession | None = None
+        self._timer: Any = None
+        self._header_block: bytes | None = None
+        self._lost_once = False
+        self._provider_status = 0
+        self._first_at = 0.0
+        self._sse = False
+        self._usage: m.Usage | None = None
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
+
+    def start(self, group_id: str, timeout_s: float) -> None:
+        """The body is here and its model is known: ask the pool."""
+        d = self._dispatcher
+        self.group_id = group_id
+        self.body_bytes = self.intake.received_bytes
+        elapsed = d.now - self._ex.accepted_at
+        self._timer = d.runtime.wheel.arm(max(0.0, timeout_s - elapsed), self._deadline)
+        self.ticket = Ticket(self.request_id, self.principal, group_id, self.intake.estimated_tokens, self)
+        d.live.add(self)
+        try:
+            lease = d.pool.submit(self.ticket, d.now)
+        except IopError as exc:
+            self._answer(exc)
+            self._end()
+            return
+        if lease is None:
+            self._move(State.WAITING)
+            d.watch_queue()
+        else:
+            self.granted(lease)
+
+    def granted(self, lease: Lease) -> None:
+        """A slot is ours: send, or give it back if its generation died meanwhile (POOL-8)."""
+        d = self._dispatcher
+        self.lease = lease
+        self._leased = True
+        session = d.nodes.session(lease.node_id, lease.generation)
+        if session is None or not d.pool.holds(lease):
+            self._readmit(ReleaseCause.STALE_GRANT)
+            return
+        self._move(State.SENT)
+        self.attempts += 1
+        try:
+            self._send(session, lease)
+        except (ConnectionResetError, OverflowError):
+            # The link broke between the grant and here; its loss is about to be reported and fences the rest.
+            self._drop_stream()
+            self._readmit(ReleaseCause.SEND_FAILED)
+
+    def refused(self, error: IopError) -> None:
+        """The pool let us go: no candidate, or the queue's time is up."""
+        self._answer(error)
+        self._end()
+
+    def revoked(self, lease: Lease, error: IopError) -> None:
+        """The lease's generation is dead, and the lease is back already (REG-5)."""
+        if lease is not self.lease or not self._leased:
+            return
+        self._leased = False
+        self._drop_stream()
+        if self.state in (State.SENT, State.OPEN):
+            self._fail(error)
+        self._end()
+
+    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
+        """Back into the queue at our old place, with the body still in hand."""
+        d, ticket, lease = self._dispatcher, self.ticket, self.lease
+        assert ticket is not None
+        assert lease is not None
+        self._leased = False
+        if self.state is not State.WAITING:
+            self._move(State.WAITING)
+        d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held))
+        d.watch_queue()
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, session: EdgeSession, lease: Lease) -> None:
+        d, ex, intake = self._dispatcher, self._ex, self.intake
+        head = ex.head
+        self._session = session
+        pieces, total, encoded = intake.body_for(lease.target)
+        if self._header_block is None:
+            drop = _TO_PROVIDER_DROP | hop_by_hop(head.headers)
+            self._header_block = filter_headers(
+                head.headers, drop if encoded else drop | {b"content-encoding"}, _TO_PROVIDER_PREFIXES
+            )
+            if intake.streaming:
+                self._header_block += b"accept-encoding: identity\r\n"
+            elif (accepted := head.get(b"accept-encoding")) is not None:
+                self._header_block += b"accept-encoding: %b\r\n" % accepted
+        provider = d.providers[lease.provider_id]
+        stream = self.stream = ClientStream(ex.writer, self)
+        window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
+        session.mux.open(stream, window, session.request_window_bytes)
+        inline = total <= limits.INLINE_BODY_BYTES
+        timer = self._timer
+        frame = codec.encode(
+            m.ProviderTunnelRequest(
+                stream.stream_id,
+                self.request_id,
+                lease.adapter,
+                lease.provider_id,
+                lease.target,
+                window,
+                max(1, int((timer.at - d.now) * 1000)),
+                provider.response_stall_timeout_ms,
+                m.LeaseBinding(lease.lease_id, lease.long, self.attempts),
+                head.method,
+                self.endpoint.provider_path,
+                head.query,
+                self._header_block,
+                b"".join(pieces) if inline else b"",
+                total,
+                body_follows=not inline,
+                dialect=m.EventDialect(self.endpoint.dialect),
+                first_response_timeout_ms=provider.first_response_timeout_ms,
+                streaming=intake.streaming,
+            )
+        )
+        session.mux.send(frame, stream, True)
+        if not inline:
+            stream.send_body(pieces)
+
+    # ---- the stream's callbacks --------------------------------------------------------------------------------------
+
+    def on_head(self, status: int, header_block: bytes) -> None:
+        """Status and fields of the provider's answer: made into the client's head, which the gate holds."""
+        stream, ex = self.stream, self._ex
+        assert stream is not None
+        self._provider_status = status
+        try:
+            check_header_block(header_block, MAX_FIELDS)
+        except IopError:
+            self._cancel(m.CancelReason.PROTOCOL)
+            self._answer(ProviderProtocolError())
+            return
+        fields = [line.partition(b": ") for line in header_block.split(b"\r\n") if line]
+        headers = [(name.lower(), value) for name, _, value in fields]
+        kind = encoding = length = b""
+        own = b"x-request-id: %b\r\n" % self.request_id.encode("ascii") + self._story()
+        for name, value in headers:
+            if name == b"content-type":
+                kind = value
+            elif name == b"content-encoding":
+                encoding = value
+            elif name == b"content-length":
+                length = value
+            elif name == b"x-request-id":
+                own += b"x-iop-provider-request-id: %b\r\n" % value
+        self._sse = kind[:17].lower() == b"text/event-stream" and encoding.lower() in (b"", b"identity")
+        total = int(length) if length.isdigit() and len(length) < 17 else -1
+        if ex.head.method == b"HEAD" or status in (204, 304):
+            mode, framing = BODILESS, (b"content-length: %d\r\n" % total if total >= 0 and status != 204 else b"")
+        elif total >= 0:
+            mode, framing = LENGTH, b"content-length: %d\r\n" % total
+        elif ex.head.http10:
+            ex.keep_alive = False
+            mode, framing = RAW, b""
+        else:
+            mode, framing = CHUNKED, b"transfer-encoding: chunked\r\n"
+        block = filter_headers(headers, _TO_CLIENT_DROP | hop_by_hop(headers), _TO_CLIENT_PREFIXES)
+        stream.respond(ex.head_bytes(status, block + own, framing), mode, total, self._sse and status == 200)
+
+    def on_commit(self) -> None:
+        """The first byte goes to the client: from here on there is no other answer."""
+        self._move(State.OPEN)
+        self.status = self._provider_status
+        self._first_at = self._dispatcher.runtime.loop.time()
+        self.intake.release()
+        self._ex.release_body()
+
+    def on_terminal(self, kind: int, extra: Any) -> None:
+        """The node's last word on this attempt."""
+        usage, failure = extra if extra is not None else (None, None)
+        self._usage = usage
+        if kind == m.TunnelFrameKind.END:
+            self._completed()
+        else:
+            self._failed(failure if failure is not None else m.ExecutionFailure(m.ErrorCode.INTERNAL))
+
+    def _completed(self) -> None:
+        stream, state = self.stream, self.state
+        if state is State.OPEN:
+            assert stream is not None
+            if stream.finish():
+                self._ex.finish()
+            else:
+                self._fail(ProviderProtocolError())
+        self._end(ReleaseCause.TERMINAL if state is not State.CANCELLING else ReleaseCause.CANCEL_CONFIRMED)
+
+    def _failed(self, failure: m.ExecutionFailure) -> None:
+        code = failure.code
+        lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
+        if self.state is State.SENT:
+            if code is m.ErrorCode.CAPACITY_EXCEEDED:
+                # The node's word on its slots: our place in the queue stays, no health effect (EXEC-3, POOL-12).
+                return self._again(ReleaseCause.CAPACITY_EXCEEDED, held=failure.slots_held)
+            if (
+                code is m.ErrorCode.PROVIDER_CONNECTION_LOST
+                and failure.connection_reused
+                and not failure.response_started
+                and not self._lost_once
+                and self.intake.replayable(stores_by_default=self._stores_by_default())
+            ):
+                # A kept connection that the provider had given up: nothing was answered, once more (TUN-5).
+                self._lost_once = True
+                return self._again(ReleaseCause.TERMINAL)
+        if self.state in (State.SENT, State.OPEN):
+            self._fail(from_code(code.name.lower(), failure.message.decode("utf-8", "replace") or None))
+        cause = ReleaseCause.CANCEL_CONFIRMED if self.state is State.CANCELLING else ReleaseCause.TERMINAL
+        return self._end(cause, lingering=lingering)
+
+    def _stores_by_default(self) -> bool:
+        lease = self.lease
+        return (
+            self.endpoint.name == "responses"
+            and lease is not None
+            and self._dispatcher.providers[lease.provider_id].stores_responses
+        )
+
+    def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
+        self._drop_stream()
+        self._dispatcher.metrics.readmissions[cause.value].value += 1
+        self._readmit(cause, held=held)
+
+    # ---- endings -----------------------------------------------------------------------------------------------------
+
+    def client_gone(self, reason: str) -> None:
+        """The client left or was given up, in whatever state (API-7c): cancel, and keep the lease until that is
+        confirmed (EXEC-7)."""
+        error = _GONE.get(reason, ClientGone)()
+        self.error = self.error or error
+        self.status = self.status or 499
+        wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
+        self._abandon(wire_reason)
+
+    def stop(self, error: IopError) -> None:
+        """The edge gives the request up: shutdown, or an operator's word."""
+        if self.state in (State.DONE, State.CANCELLING):
+            return
+        self._fail(error)
+        self._abandon(m.CancelReason.SHUTDOWN)
+
+    def _deadline(self) -> None:
+        """The request's whole time is up (API-10)."""
+        if self.state in (State.DONE, State.CANCELLING):
+            return
+        self._fail(DeadlineExceeded())
+        self._abandon(m.CancelReason.DEADLINE)
+
+    def _abandon(self, reason: m.CancelReason) -> None:
+        state = self.state
+        if state in (State.NEW, State.WAITING):
+            if self.ticket is not None:
+                self._dispatcher.pool.cancel(self.ticket, self._dispatcher.now)
+            self._end()
+        elif state in (State.SENT, State.OPEN):
+            self._cancel(reason)
+
+    def _cancel(self, reason: m.CancelReason) -> None:
+        """Cancels at the node; its terminal brings the lease back."""
+        stream, session = self.stream, self._session
+        assert stream is not None
+        assert session is not None
+        stream.discard()
+        self._ex.release_body()
+        self._move(State.CANCELLING)
+        try:
+            withdrawn = session.cancel(stream, self.request_id, reason)
+        except ConnectionResetError:
+            return  # the link is lost, which revokes the lease
+        if withdrawn:
+            self._end(ReleaseCause.SEND_FAILED)
+
+    def _drop_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.discard()
+
+    def _fail(self, error: IopError) -> None:
+        """Tells the client: an error answer before the commit, an error event and an unclean end after it."""
+        stream = self.stream
+        if self.state is not State.OPEN or stream is None:
+            self._answer(error)
+            return
+        self.error = self.error or error
+        ex = self._ex
+        if self._sse and stream.at_boundary:
+            stream.inject(error_event(error, self.endpoint.shape, self.endpoint.name, self.request_id))
+        ex.cut(reset=ex.head.http10)
+
+    def _answer(self, error: IopError) -> None:
+        """The whole answer is this error. No-op once the exchange is over."""
+        ex = self._ex
+        self.error = self.error or error
+        if ex.done:
+            return
+        self._drop_stream()
+        self.status = error.status
+        block = b"x-request-id: %b\r\n%b%b" % (self.request_id.encode("ascii"), self._story(), error_headers(error))
+        ex.respond(error.status, block, error_body(error, self.endpoint.shape, self.request_id))
+
+    def _story(self) -> bytes:
+        """What happened, in response headers (API-9)."""
+        lease = self.lease
+        waited_ms = int(self.ticket.waited_s * 1000) if self.ticket is not None else 0
+        provider = b"x-iop-provider: %b\r\n" % lease.provider_id.encode() if lease is not None else b""
+        return b"%bx-iop-attempts: %d\r\nx-iop-queue-ms: %d\r\n" % (provider, self.attempts, waited_ms)
+
+    def _end(self, cause: ReleaseCause | None = None, *, lingering: bool = False) -> None:
+        """The request is over: the lease goes back, once, and the outcome is written down."""
+        if self.state is State.DONE:
+            return
+        self._move(State.DONE)
+        d, lease = self._dispatcher, self.lease
+        if self._timer is not None:
+            self._timer.cancel()
+        d.live.discard(self)
+        self.intake.release()
+        actions: Actions = ()
+        if lease is not None and self._leased:
+            self._leased = False
+            actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.now, lingering=lingering)
+        self._log()
+        if actions:
+            d.perform(actions)
+
+    def _log(self) -> None:
+        d, error, lease, ticket, usage = self._dispatcher, self.error, self.lease, self.ticket, self._usage
+        answered = "ok" if self.status < 400 else "provider_error"
+        outcome = error.code if error is not None else answered
+        now = d.runtime.loop.time()
+        accepted_at = self._ex.accepted_at
+        api = self.endpoint.name
+        duration_s = max(0.0, now - accepted_at)
+        waited_s = ticket.waited_s if ticket is not None else 0.0
+        metrics = d.metrics
+        metrics.requests[api, outcome].value += 1
+        metrics.duration[api].observe(duration_s)
+        metrics.queue_wait.observe(waited_s)
+        first_s = max(0.0, self._first_at - accepted_at) if self._first_at else 0.0
+        if self._sse and self._first_at:
+            metrics.first_token[api].observe(first_s)
+        if usage is not None:
+            for kind in ("input", "output", "reasoning", "cached_input"):
+                count = getattr(usage, kind + "_tokens")
+                if count:
+                    metrics.tokens[kind].value += count
+        stream = self.stream
+        d.sink.outcome(
+            RequestOutcome(
+                request_id=self.request_id,
+                api=api,
+                outcome=outcome,
+                status=self.status,
+                duration_ms=round(duration_s * 1000, 1),
+                client_request_id=self.intake.client_request_id,
+                principal=self.principal,
+                model=self.group_id,
+                node=lease.node_id if lease is not None else "",
+                provider=lease.provider_id if lease is not None else "",
+                stream=self._sse,
+                attempts=self.attempts,
+                queue_ms=round(waited_s * 1000, 1),
+                first_token_ms=round(first_s * 1000, 1),
+                bytes_in=self.body_bytes,
+                bytes_out=stream.body_bytes if stream is not None else 0,
+                input_tokens=(usage.input_tokens or 0) if usage is not None else 0,
+                output_tokens=(usage.output_tokens or 0) if usage is not None else 0,
+            )
+        )
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise InvalidTransition("ClientRequest", self.state.value, to.value)
+        self.state = to

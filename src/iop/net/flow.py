@@ -1,0 +1,51 @@
+"""Socket options that the relay's promises rest on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+
+__all__ = ["abort", "peer_closed", "tune"]
+
+# Not in the socket module of every Python; the numbers are those of linux/tcp.h and netinet/tcp.h.
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
+
+
+def tune(transport: asyncio.Transport, *, notsent_lowat_bytes: int | None = 65536) -> None:
+    """No Nagle, and at most ``notsent_lowat_bytes`` unsent in the kernel: without it a client that stopped reading
+    hides 4 MB there before anything pauses (WIRE-5), and a heartbeat waits behind them (WIRE-6)."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if notsent_lowat_bytes is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, notsent_lowat_bytes)
+
+
+def abort(transport: asyncio.Transport, *, reset: bool) -> None:
+    """Closes at once. With ``reset`` the peer sees RST, which no reader can mistake for the end of a body (API-8b);
+    a plain abort sends FIN."""
+    if reset:
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def peer_closed(fd: int) -> bool:
+    """Whether the peer of a socket that is not being read has closed or reset it. Always False where the platform has
+    no POLLRDHUP (then the close is noticed when reading goes on)."""
+    import select
+
+    flag = getattr(select, "POLLRDHUP", None)
+    if flag is None:
+        return False
+    poller = select.poll()
+    poller.register(fd, flag)
+    return any(events & (flag | select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))

@@ -1,0 +1,585 @@
+"""The edge's HTTP/1.1 server: connections, exchanges, and the clocks of both (API-6).
+
+One request at a time per connection. ``HttpConnection`` finds heads and decodes bodies, ``Exchange`` is one request and
+the way to answer it; what a request means is the :class:`App`'s business, which is called back synchronously.
+
+    IDLE ─first byte→ HEAD ─head→ BODY ─body complete→ BUSY ─response done→ IDLE
+                                   │                     │
+                                   └─ answered early ──▶ DISCARD ─body gone→ IDLE | closed
+    any ─fault, clock, peer gone, close→ CLOSED
+
+Each connection keeps one deadline as a number and one lazy timer on the shared wheel; nothing is armed per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from enum import Enum
+from typing import Any, Protocol
+
+from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
+from iop._fast.out import Writer
+from iop.errors import HeadError, HeadTooLarge, IopError, PayloadTooLarge
+from iop.net import flow
+from iop.net.http.head import REASONS, RequestHead, parse_request
+from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.net.wheel import Timer
+
+__all__ = ["App", "Exchange", "HttpConnection", "HttpServer", "ServerLimits", "ServerStats"]
+
+PIPELINE_BYTES = 65536  # of the next requests, kept while one is being answered
+DISCARD_BYTES = 1 << 20  # of a body that nobody wants, read so that the answer is not lost to a reset
+DISCARD_S = 5.0
+WRITE_HIGH_BYTES = 65536
+RDHUP_S = 0.25
+TIMEOUT_BODY = b'{"error":{"message":"the request did not arrive in time","type":"timeout","code":"timeout"}}'
+
+
+class State(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    BUSY = "busy"
+    DISCARD = "discard"
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.IDLE: frozenset({State.HEAD, State.CLOSED}),
+    State.HEAD: frozenset({State.BODY, State.CLOSED}),
+    State.BODY: frozenset({State.BUSY, State.DISCARD, State.CLOSED}),
+    State.BUSY: frozenset({State.IDLE, State.CLOSED}),
+    State.DISCARD: frozenset({State.IDLE, State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds and clocks of one listener; the names are those of the ``http`` section."""
+
+    max_body_bytes: int = 33_554_432
+    max_buffered_body_bytes: int = 536_870_912
+    max_header_bytes: int = 32_768
+    client_idle_timeout_s: float = 60.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 75.0
+    max_connections: int = 20_000
+
+
+@dataclass(slots=True)
+class ServerStats:
+    """Plain counters, read at scrape time."""
+
+    accepted: int = 0
+    refused: int = 0  # above max_connections
+    malformed: int = 0
+    timeouts: int = 0
+    buffered_body_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class App(Protocol):
+    """What answers exchanges. Every method is called synchronously and must not raise."""
+
+    def head_received(self, ex: Exchange) -> None:
+        """A whole head. May answer at once; the body is then discarded. Otherwise the body follows."""
+
+    def body_piece(self, ex: Exchange, piece: bytes) -> None:
+        """A piece of the body as it arrives, already kept in ``ex.pieces``. May answer at once, too."""
+
+    def request_complete(self, ex: Exchange) -> None:
+        """The whole request is here."""
+
+    def client_gone(self, ex: Exchange, reason: str) -> None:
+        """The client closed, or was given up (``client_gone``, ``client_idle``), before the response was done. The
+        exchange is dead: nothing that is written to it arrives."""
+
+    def rejected(self, status: int) -> None:
+        """A request that never became an exchange was answered with this status."""
+
+
+class Exchange:
+    """One request and its response.
+
+    ``pieces`` is the body (decoded, in order); drop it with :meth:`release_body` when it is no longer needed. Answer
+    with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`. ``context`` is
+    the app's. Exactly one of finish, cut and client_gone ends an exchange.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_connection",
+        "accepted_at",
+        "answered",
+        "context",
+        "done",
+        "head",
+        "keep_alive",
+        "pieces",
+        "writer",
+    )
+
+    def __init__(self, connection: HttpConnection, head: RequestHead, accepted_at: float) -> None:
+        self._connection = connection
+        self._buffered = 0
+        self.head = head
+        self.accepted_at = accepted_at
+        self.keep_alive = head.keep_alive
+        self.writer: Writer = connection.writer
+        self.pieces: list[bytes] = []
+        self.context: Any = None
+        self.answered = False
+        self.done = False
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(map(len, self.pieces))
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def peer_is_loopback(self) -> bool:
+        return self._connection.peer.startswith(("127.", "::1"))
+
+    def head_bytes(self, status: int, header_block: bytes, framing: bytes) -> bytes:
+        """A response head: status line, date, the given field lines, the framing line, and the connection line."""
+        if self.keep_alive:
+            connection = b"connection: keep-alive\r\n\r\n" if self.head.http10 else b"\r\n"
+        else:
+            connection = b"connection: close\r\n\r\n"
+        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
+        return b"".join((line, self._connection.server.date_line(), header_block, framing, connection))
+
+    def respond(self, status: int, header_block: bytes, body: bytes) -> None:
+        """The whole response at once. A HEAD request gets the head alone."""
+        framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
+        head = self.head_bytes(status, header_block, framing)
+        self.writer.write(head if self.head.method == b"HEAD" else head + body)
+        self.finish()
+
+    def finish(self, *, keep_alive: bool = True) -> None:
+        """The response is complete; the connection goes on with the next request or closes."""
+        if self.done:
+            return
+        self.done = self.answered = True
+        self.release_body()
+        self._connection.response_done(self.keep_alive and keep_alive)
+
+    def cut(self, *, reset: bool) -> None:
+        """Ends the connection in the middle of the response, so that no client takes it for complete (API-8b): what
+        was written is flushed, then FIN without the last chunk, or RST where only the close delimits the body."""
+        if self.done:
+            return
+        self.done = True
+        self.release_body()
+        self._connection.close(reset=reset)
+
+    def release_body(self) -> None:
+        self._connection.server.stats.buffered_body_bytes -= self._buffered
+        self._buffered = 0
+        self.pieces = []
+
+    def keep(self, piece: bytes) -> None:
+        """Adds a piece to the body; whether it may still grow is the connection's business."""
+        self._buffered += len(piece)
+        self._connection.server.stats.buffered_body_bytes += len(piece)
+        self.pieces.append(piece)
+
+
+class BodyBudget(IopError):
+    """All clients together hold more body bytes than http.max_buffered_body_bytes."""
+
+    code, status, retryable, retry_after_s = "overloaded", 503, True, 1
+    text = "too many request bodies are being received; try again"
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.writer = Writer(server.runtime.hub)
+        self.state = State.IDLE
+        self.peer = "?"
+        self._transport: asyncio.Transport | None = None
+        self._finder = HeadFinder(server.limits.max_header_bytes)
+        self._decoder: BodyDecoder | None = None
+        self._exchange: Exchange | None = None
+        self._waiting: list[bytes] = []  # pipelined bytes
+        self._waiting_bytes = 0
+        self._reading = True
+        self._deadline_at = 0.0
+        self._timer: Timer | None = None
+        self._discarded = 0
+        self._left = 0  # bytes the client had taken when it was last seen to take some
+        self._left_at = 0.0
+
+    # ---- transport --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        server = self.server
+        server.connections.add(self)
+        server.stats.accepted += 1
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.peer = name[0]
+        flow.tune(transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
+        self.writer.attach(transport)
+        if len(server.connections) > server.limits.max_connections or server.closing:
+            server.stats.refused += 1
+            self._plain(503, b'{"error":{"message":"too many connections","type":"overloaded","code":"overloaded"}}')
+            return
+        self._set_deadline(server.limits.idle_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        self.server.stats.bytes_out += self.writer.handed
+        self._transport = None
+        self.writer.detach()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.state = State.CLOSED
+        self._abandon("client_gone")
+
+    def eof_received(self) -> None:
+        """FIN. During a request it means that the client is gone: nobody half-closes and waits (API-7c)."""
+        if self._exchange is not None:
+            self.close(reset=False, reason="client_gone")
+
+    def pause_writing(self) -> None:
+        self.writer.pause()
+        self._left = self._taken()
+        self._left_at = self.server.runtime.wheel.now
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self.writer.resume()
+
+    def data_received(self, data: bytes) -> None:
+        self.server.stats.bytes_in += len(data)
+        if self.state is State.BUSY or self._waiting:
+            self._wait(data)
+        else:
+            self._consume(data)
+
+    # ---- input ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, data: bytes) -> None:
+        """Keeps pipelined bytes up to a bound, then stops reading (D9)."""
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > PIPELINE_BYTES and self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+            self._poll_peer()
+
+    def _poll_peer(self) -> None:
+        """While reading is paused neither FIN nor RST is reported: ask the socket (API-7c)."""
+        if self._reading or self._transport is None:
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and flow.peer_closed(sock.fileno()):
+            self.close(reset=False, reason="client_gone")
+        else:
+            self.server.runtime.wheel.arm(RDHUP_S, self._poll_peer)
+
+    def _resume(self) -> None:
+        """The next request may start: first from what was kept."""
+        if self.state is not State.IDLE or self._transport is None:
+            return
+        data = b"".join(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if data:
+            self._consume(data)
+
+    def _consume(self, data: bytes) -> None:
+        """Feeds bytes to whatever part of a request is due. What belongs to the next request waits."""
+        try:
+            offset = 0
+            while offset < len(data) and self.state is not State.CLOSED:
+                if self.state in (State.IDLE, State.HEAD):
+                    offset += self._feed_head(data, offset)
+                elif self.state in (State.BODY, State.DISCARD):
+                    offset += self._feed_body(data[offset:] if offset else data)
+                else:
+                    self._wait(data[offset:])
+                    return
+        except HeadError as exc:
+            self._refuse(exc)
+
+    def _feed_head(self, data: bytes, offset: int) -> int:
+        if self.state is State.IDLE:
+            self._move(State.HEAD)
+            self._set_deadline(self.server.limits.header_timeout_s)
+        block, used = self._finder.feed(data, offset)
+        if block is not None:
+            self._begin(parse_request(block))
+        return used
+
+    def _begin(self, head: RequestHead) -> None:
+        server = self.server
+        exchange = Exchange(self, head, server.runtime.loop.time())
+        self._exchange = exchange
+        self._move(State.BODY)
+        self._set_deadline(server.limits.body_timeout_s)
+        self._decoder = None
+        if server.closing:
+            exchange.keep_alive = False
+        if head.framing != FRAMING_NONE:
+            if head.content_length > server.limits.max_body_bytes:
+                exchange.keep_alive = False
+            self._decoder = BodyDecoder(head.framing, head.content_length)
+        server.app.head_received(exchange)
+        if exchange.done:
+            return
+        if self._decoder is None:
+            self._complete(exchange)
+            return
+        if head.content_length > server.limits.max_body_bytes:
+            server.app_error(exchange, PayloadTooLarge())
+        elif head.expect_continue:
+            self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _feed_body(self, data: bytes) -> int:
+        decoder, exchange = self._decoder, self._exchange
+        assert decoder is not None
+        try:
+            pieces, used = decoder.feed(data)
+        except IopError as exc:
+            if exchange is not None and not exchange.done and self.state is State.BODY:
+                exchange.keep_alive = False
+                self.server.stats.malformed += 1
+                self.server.app_error(exchange, exc)
+            else:
+                self.close(reset=False)
+            return len(data)
+        if self.state is State.DISCARD:
+            self._discarded += used
+            if decoder.done:
+                self._after_discard()
+            elif self._discarded > DISCARD_BYTES:
+                self.close(reset=False)
+            return used
+        assert exchange is not None
+        limits, stats = self.server.limits, self.server.stats
+        for piece in pieces:
+            if decoder.body_bytes > limits.max_body_bytes:
+                exchange.keep_alive = False
+                self.server.app_error(exchange, PayloadTooLarge())
+                return used
+            if stats.buffered_body_bytes + len(piece) > limits.max_buffered_body_bytes:
+                self.server.app_error(exchange, BodyBudget())
+                return used
+            exchange.keep(piece)
+            self.server.app.body_piece(exchange, piece)
+            if exchange.done:
+                return used
+        if decoder.done:
+            self._complete(exchange)
+        return used
+
+    def _complete(self, exchange: Exchange) -> None:
+        self._move(State.BUSY)
+        self._deadline_at = 0.0
+        self.server.app.request_complete(exchange)
+
+    # ---- output -----------------------------------------------------------------------------------------------------
+
+    def response_done(self, keep_alive: bool) -> None:
+        """The exchange's response is written: on to the next request, or close."""
+        self._exchange = None
+        if self.state is State.BODY and self._decoder is not None and not self._decoder.done:
+            # Answered before the body came. Closing now could reset the connection before the answer is read.
+            self._move(State.DISCARD)
+            self._discarded = 0
+            self._keep_after_discard = keep_alive
+            self._set_deadline(DISCARD_S)
+            return
+        if self.state is State.BODY:
+            self._move(State.BUSY)
+        if self.state is not State.BUSY:
+            return
+        if not keep_alive or self.server.closing:
+            self.close(reset=False)
+            return
+        self._go_idle()
+
+    _keep_after_discard = False
+
+    def _after_discard(self) -> None:
+        if self._keep_after_discard and not self.server.closing:
+            self._go_idle()
+        else:
+            self.close(reset=False)
+
+    def _go_idle(self) -> None:
+        self._move(State.IDLE)
+        self._decoder = None
+        self._set_deadline(self.server.limits.idle_timeout_s)
+        if self._waiting:
+            self.server.runtime.loop.call_soon(self._resume)
+
+    def _refuse(self, exc: HeadError) -> None:
+        """A head that cannot be read: answer and close; nothing behind it is looked at."""
+        self.server.stats.malformed += 1
+        kind = b"head_too_large" if isinstance(exc, HeadTooLarge) else b"invalid_request_error"
+        message = exc.message.replace('"', "'").encode("ascii", "replace")
+        self._plain(exc.status, b'{"error":{"message":"%b","type":"%b","code":"%b"}}' % (message, kind, kind))
+
+    def _plain(self, status: int, body: bytes) -> None:
+        self.server.app.rejected(status)
+        self.writer.write(
+            b"HTTP/1.1 %d %b\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status, REASONS.get(status, b"Unknown"), self.server.date_line(), len(body), body)
+        )
+        self.close(reset=False)
+
+    def close(self, *, reset: bool, reason: str = "client_gone") -> None:
+        """Flushes and closes; with ``reset`` the client sees RST."""
+        transport = self._transport
+        if transport is None or self.state is State.CLOSED:
+            return
+        self._move(State.CLOSED)
+        self.writer.flush_now()
+        # A client that does not read would keep a flushing transport open for ever.
+        if reset or self.writer.paused:
+            flow.abort(transport, reset=reset)
+        else:
+            transport.close()
+            self._set_deadline(DISCARD_S)
+        self._abandon(reason)
+
+    def _abandon(self, reason: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and not exchange.done:
+            exchange.done = True
+            exchange.release_body()
+            self.server.app.client_gone(exchange, reason)
+
+    # ---- clocks -----------------------------------------------------------------------------------------------------
+
+    def _set_deadline(self, delay_s: float) -> None:
+        wheel = self.server.runtime.wheel
+        self._deadline_at = at = wheel.now + delay_s
+        timer = self._timer
+        if timer is None or timer.callback is None or timer.at > at:
+            if timer is not None:
+                timer.cancel()
+            self._timer = wheel.arm(delay_s, self._expired)
+
+    def _expired(self) -> None:
+        now = self.server.runtime.wheel.now
+        self._timer = None
+        if self._deadline_at == 0.0 or self._transport is None:
+            return
+        if now < self._deadline_at:
+            self._timer = self.server.runtime.wheel.arm(self._deadline_at - now, self._expired)
+            return
+        if self.state is State.CLOSED:  # closing, and the client does not read the rest
+            self._transport.abort()
+            return
+        self.server.stats.timeouts += 1
+        if self.state in (State.HEAD, State.BODY):
+            exchange = self._exchange
+            if exchange is not None:
+                exchange.done = True
+                exchange.release_body()
+                self._exchange = None
+                self.server.app.client_gone(exchange, "body_timeout")
+            self._plain(408, TIMEOUT_BODY)
+        else:
+            self.close(reset=False)
+
+    def _taken(self) -> int:
+        """Bytes that the kernel has taken for this client so far."""
+        transport = self._transport
+        return self.writer.handed - (transport.get_write_buffer_size() if transport is not None else 0)
+
+    def _watch_writing(self) -> None:
+        """A client that accepts nothing for client_idle_timeout_s while output waits is given up (API-10)."""
+        if self._transport is None or not self.writer.paused:
+            return
+        limit, wheel = self.server.limits.client_idle_timeout_s, self.server.runtime.wheel
+        taken = self._taken()
+        if taken != self._left:
+            self._left, self._left_at = taken, wheel.now
+        elif wheel.now - self._left_at >= limit:
+            transport = self._transport
+            self._move(State.CLOSED)
+            flow.abort(transport, reset=True)
+            self._abandon("client_idle")
+            return
+        wheel.arm(min(limit / 4, 5.0), self._watch_writing)
+
+    def _move(self, to: State) -> None:
+        if to is not self.state:
+            assert to in TRANSITIONS[self.state], f"{self.state} -> {to}"
+            self.state = to
+
+
+class HttpServer:
+    """A listener and its connections. ``start`` binds; ``stop_accepting`` closes the listener and lets exchanges go on
+    (new requests on kept connections are still handed to the app, which refuses them); ``close`` ends everything."""
+
+    def __init__(
+        self, runtime: Runtime, app: App, app_error: Callable[[Exchange, IopError], None], limits: ServerLimits
+    ) -> None:
+        self.runtime = runtime
+        self.app = app
+        self.app_error = app_error
+        self.limits = limits
+        self.stats = ServerStats()
+        self.connections: set[HttpConnection] = set()
+        self.closing = False
+        self._server: asyncio.Server | None = None
+        self._date = (0, b"")
+
+    async def start(self, host: str, port: int, ssl: Any = None) -> int:
+        """Binds and listens; returns the port. Raises OSError."""
+        self._server = await self.runtime.loop.create_server(
+            lambda: HttpConnection(self), host, port, backlog=LISTEN_BACKLOG, ssl=ssl
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def date_line(self) -> bytes:
+        """RFC 9110 section 6.6.1, made once a second."""
+        second = int(self.runtime.wheel.now)
+        if second != self._date[0]:
+            self._date = (second, b"date: %b\r\n" % formatdate(time.time(), usegmt=True).encode("ascii"))
+        return self._date[1]
+
+    def stop_accepting(self) -> None:
+        """No new connection; idle ones close now, busy ones after their response."""
+        self.closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            if connection.state is State.IDLE:
+                connection.close(reset=False)
+
+    def close(self) -> None:
+        """Ends all connections at once."""
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.close(reset=True)
+
+    async def wait_closed(self) -> None:
+        if self._server is not None:
+            await self._server.wait_closed()

@@ -1,0 +1,93 @@
+"""One timer for all clocks of all requests: a wheel with a coarse tick.
+
+A request carries half a dozen clocks (queue, deadline, idle, keepalive ...) and nearly always ends before any of them
+fires. ``loop.call_later`` and cancel cost 1.7 µs each time; here arming is a list append and cancelling an attribute.
+
+A timer fires at the first tick at or after its instant: never early, at most one tick late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["TICK_S", "Timer", "Wheel"]
+
+TICK_S = 0.05
+_SLOTS = 512  # 25.6 s in one turn; longer timers stay in their slot for further turns
+
+
+class Timer:
+    """One armed clock. ``cancel`` is idempotent and allowed at any time, from a callback too."""
+
+    __slots__ = ("at", "callback")
+
+    def __init__(self, at: float, callback: Callable[[], None] | None) -> None:
+        self.at = at
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Wheel:
+    """Sans-IO: ``advance(now)`` runs what is due. ``every(callback)`` hears each tick."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self._slots: list[list[Timer]] = [[] for _ in range(_SLOTS)]
+        self._start = now
+        self._tick = 0  # ticks done since _start
+        self._every: list[Callable[[float], None]] = []
+
+    def arm(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Calls ``callback`` once, ``delay_s`` seconds from ``now`` (the last tick's time), unless cancelled."""
+        timer = Timer(self.now + delay_s, callback)
+        self._insert(timer)
+        return timer
+
+    def every(self, callback: Callable[[float], None]) -> None:
+        """Calls ``callback(now)`` at each tick, for ever."""
+        self._every.append(callback)
+
+    def _insert(self, timer: Timer) -> None:
+        tick = int((timer.at - self._start) / TICK_S) + 1
+        if tick <= self._tick:
+            tick = self._tick + 1
+        self._slots[tick % _SLOTS].append(timer)
+
+    def advance(self, now: float) -> None:
+        """Moves time forward and runs what fell due; a callback that raises does not keep the others from running,
+        the first exception is raised at the end."""
+        if now < self.now:
+            return
+        self.now = now
+        failure: Exception | None = None
+        last = int((now - self._start) / TICK_S)
+        # After a long pause one turn visits every slot; more would find nothing new.
+        for tick in range(max(self._tick + 1, last - _SLOTS + 1), last + 1):
+            index = tick % _SLOTS
+            slot = self._slots[index]
+            if not slot:
+                continue
+            self._tick = tick
+            self._slots[index] = []
+            for timer in slot:
+                callback = timer.callback
+                if callback is None:
+                    continue
+                if timer.at > now:
+                    self._slots[index].append(timer)
+                    continue
+                timer.callback = None
+                try:
+                    callback()
+                except Exception as exc:
+                    failure = failure or exc
+        self._tick = max(self._tick, last)
+        for tick_callback in self._every:
+            try:
+                tick_callback(now)
+            except Exception as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure

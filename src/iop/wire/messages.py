@@ -1,0 +1,400 @@
+"""The messages of the wire as plain values (WIRE-2). Field names and numbers are those of proto/iop/runtime.proto.
+
+Hot frames (bodies, credit, heartbeats) never become one of these: the native codec hands them straight to their stream.
+Whatever a client or a provider wrote is ``bytes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+__all__ = [
+    "CallClosed",
+    "CancelReason",
+    "CancelRequest",
+    "Capabilities",
+    "ConfigRefreshRequest",
+    "ConfigRefreshResponse",
+    "Draining",
+    "EdgeNodeEvent",
+    "ErrorCode",
+    "EventDialect",
+    "ExecutionFailure",
+    "Goodbye",
+    "GoodbyeReason",
+    "HealthObservation",
+    "HeldSlots",
+    "LeaseBinding",
+    "Lifecycle",
+    "LivenessClassification",
+    "Message",
+    "NodeCommand",
+    "NodeCommandRequest",
+    "NodeCommandResponse",
+    "NodeConfigPayload",
+    "NodeReadyRequest",
+    "NodeReadyResponse",
+    "ProviderConfig",
+    "ProviderHealth",
+    "ProviderTunnelRequest",
+    "RegisterRequest",
+    "RegisterResponse",
+    "RejectReason",
+    "RunRequest",
+    "TunnelFrameKind",
+    "Usage",
+]
+
+
+class GoodbyeReason(IntEnum):
+    UNSPECIFIED = 0
+    SHUTDOWN = 1
+    CONFIG_REJECTED = 2
+    STREAM_IDS_EXHAUSTED = 3
+    SUPERSEDED = 4
+
+
+class RejectReason(IntEnum):
+    UNSPECIFIED = 0
+    UNKNOWN_TOKEN = 1
+    DUPLICATE_CONNECTION = 2
+    CONFIG_BUILD_FAILED = 3
+    PROTOCOL_MISMATCH = 4
+    IDENTITY_MISMATCH = 5
+    STALE_CONNECTION = 6
+    SHUTTING_DOWN = 7
+
+
+class EventDialect(IntEnum):
+    UNSPECIFIED = 0
+    CHAT = 1
+    RESPONSES = 2
+    MESSAGES = 3
+
+
+class TunnelFrameKind(IntEnum):
+    UNSPECIFIED = 0
+    HEAD = 1
+    BODY = 2
+    USAGE = 3
+    END = 4
+    ERROR = 5
+
+
+class ErrorCode(IntEnum):
+    UNSPECIFIED = 0
+    INTERNAL = 1
+    INVALID_ARGUMENT = 2
+    CAPACITY_EXCEEDED = 3
+    PROVIDER_UNREACHABLE = 4
+    PROVIDER_CONNECTION_LOST = 5
+    PROVIDER_PROTOCOL_ERROR = 6
+    PROVIDER_TRUNCATED = 7
+    RESPONSE_STALLED = 8
+    DEADLINE_EXCEEDED = 9
+    CANCELLED = 10
+    CREDENTIAL_REJECTED = 11
+    UNSUPPORTED_COMMAND = 12
+    ADAPTER_NO_TERMINAL = 13
+    UNKNOWN_PROVIDER = 14
+    FORBIDDEN = 15
+    NODE_DRAINING = 16
+    WORKSPACE_UNSUPPORTED = 17
+
+
+class ProviderHealth(IntEnum):
+    UNSPECIFIED = 0
+    AVAILABLE = 1
+    UNAVAILABLE = 2
+    UNKNOWN = 3
+
+
+class LivenessClassification(IntEnum):
+    UNSPECIFIED = 0
+    REQUEST_STALLED = 1
+    PROVIDER_UNHEALTHY = 2
+    HEALTH_UNKNOWN = 3
+
+
+class CancelReason(IntEnum):
+    UNSPECIFIED = 0
+    CLIENT_GONE = 1
+    CLIENT_IDLE = 2
+    DEADLINE = 3
+    SHUTDOWN = 4
+    PROTOCOL = 5
+    OPERATOR = 6
+
+
+class NodeCommand(IntEnum):
+    UNSPECIFIED = 0
+    CAPABILITIES = 1
+    TRANSPORT_STATUS = 2
+    OLLAMA_API = 3
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens as the provider reported them; None where it did not (EXEC-5)."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cached_input_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class ExecutionFailure:
+    """Why an execution ended without an answer (LIVE-6). ``message`` says what to do; it never carries a payload."""
+
+    code: ErrorCode = ErrorCode.UNSPECIFIED
+    retryable: bool = False
+    provider_health: ProviderHealth = ProviderHealth.UNSPECIFIED
+    liveness_classification: LivenessClassification = LivenessClassification.UNSPECIFIED
+    health_observation_seq: int = 0
+    idle_ms: int = 0
+    close_confirmed: bool = False
+    slots_held: int = 0
+    connection_reused: bool = False
+    response_started: bool = False
+    message: bytes = b""
+
+
+@dataclass(slots=True)
+class LeaseBinding:
+    lease_id: int = 0
+    long: bool = False
+    attempt: int = 0
+    credential_envelope: bytes = b""
+
+
+# ---- link and registration ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Goodbye:
+    reason: GoodbyeReason = GoodbyeReason.UNSPECIFIED
+    grace_ms: int = 0
+    code: str = ""
+    ref: str = ""
+
+
+@dataclass(slots=True)
+class Capabilities:
+    adapters: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RegisterRequest:
+    token: str
+    node_version: str
+    protocol_version: int
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    credential_public_key: bytes = b""
+    request_window_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Without the token (SEC-4)."""
+        return f"RegisterRequest(node_version={self.node_version!r}, protocol_version={self.protocol_version})"
+
+
+@dataclass(slots=True)
+class ProviderConfig:
+    id: str
+    kind: str
+    base_url: str
+    max_concurrency: int
+    connect_timeout_ms: int = 0
+    idle_ms: int = 0
+    reuse_delay_ms: int = 0
+    api_key_env: str = ""
+    health_path: str = ""
+    health_timeout_ms: int = 0
+    enabled: bool = False
+
+
+@dataclass(slots=True)
+class NodeConfigPayload:
+    node_id: str
+    revision: int
+    providers: list[ProviderConfig] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RegisterResponse:
+    accepted: bool
+    reason: RejectReason = RejectReason.UNSPECIFIED
+    message: str = ""
+    config: NodeConfigPayload | None = None
+    edge_version: str = ""
+    protocol_version: int = 0
+
+
+@dataclass(slots=True)
+class HeldSlots:
+    provider_id: str
+    slots: int
+
+
+@dataclass(slots=True)
+class NodeReadyRequest:
+    node_id: str
+    revision: int
+    held: list[HeldSlots] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class NodeReadyResponse:
+    ready: bool
+    reason: RejectReason = RejectReason.UNSPECIFIED
+
+
+@dataclass(slots=True)
+class ConfigRefreshRequest:
+    config: NodeConfigPayload
+
+
+@dataclass(slots=True)
+class ConfigRefreshResponse:
+    revision: int
+    applied: bool
+    code: str = ""
+    ref: str = ""
+
+
+# ---- execution
+
+
+@dataclass(slots=True)
+class ProviderTunnelRequest:
+    """Opens a tunnel (TUN-1). ``stream_id`` 0 means: not yet given one."""
+
+    stream_id: int
+    run_id: str
+    adapter: str
+    provider_id: str
+    target: str
+    window_bytes: int
+    deadline_ms: int
+    response_stall_timeout_ms: int
+    lease: LeaseBinding
+    method: bytes
+    path: bytes
+    query: bytes = b""
+    header_block: bytes = b""
+    body: bytes = b""
+    body_bytes: int = 0
+    session_id: bytes = b""
+    body_follows: bool = False
+    dialect: EventDialect = EventDialect.UNSPECIFIED
+    first_response_timeout_ms: int | None = None
+    streaming: bool = False
+
+
+@dataclass(slots=True)
+class RunRequest:
+    """Opens a normalized run (EXEC-1)."""
+
+    stream_id: int
+    run_id: str
+    adapter: str
+    provider_id: str
+    target: str
+    window_bytes: int
+    deadline_ms: int
+    response_stall_timeout_ms: int
+    lease: LeaseBinding
+    input: bytes = b""
+    input_bytes: int = 0
+    options: bytes = b""
+    input_follows: bool = False
+    background: bool = False
+    session_id: bytes = b""
+    first_response_timeout_ms: int | None = None
+
+
+@dataclass(slots=True)
+class CancelRequest:
+    stream_id: int
+    run_id: str
+    reason: CancelReason
+
+
+# ---- commands and events
+
+
+@dataclass(slots=True)
+class NodeCommandRequest:
+    command_id: int
+    command: NodeCommand
+    provider_id: str = ""
+    adapter: str = ""
+    target: str = ""
+    timeout_ms: int = 0
+    cancel: bool = False
+    argument: bytes = b""
+
+
+@dataclass(slots=True)
+class NodeCommandResponse:
+    command_id: int
+    code: ErrorCode = ErrorCode.UNSPECIFIED
+    provider_id: str = ""
+    adapter: str = ""
+    target: str = ""
+    provider_health: ProviderHealth = ProviderHealth.UNSPECIFIED
+    health_observation_seq: int = 0
+    result: bytes = b""
+
+
+@dataclass(slots=True)
+class Draining:
+    grace_ms: int = 0
+
+
+@dataclass(slots=True)
+class CallClosed:
+    provider_id: str = ""
+    stream_id: int = 0
+
+
+@dataclass(slots=True)
+class HealthObservation:
+    provider_id: str = ""
+    adapter: str = ""
+    target: str = ""
+    provider_health: ProviderHealth = ProviderHealth.UNSPECIFIED
+    health_observation_seq: int = 0
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class EdgeNodeEvent:
+    """Exactly one of the fields is set."""
+
+    draining: Draining | None = None
+    call_closed: CallClosed | None = None
+    health_observation: HealthObservation | None = None
+    lifecycle: Lifecycle | None = None
+
+
+Message = (
+    RegisterRequest
+    | RegisterResponse
+    | NodeReadyRequest
+    | NodeReadyResponse
+    | Goodbye
+    | EdgeNodeEvent
+    | ProviderTunnelRequest
+    | RunRequest
+    | CancelRequest
+    | NodeCommandRequest
+    | NodeCommandResponse
+    | ConfigRefreshRequest
+    | ConfigRefreshResponse
+)
