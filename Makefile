@@ -7,7 +7,7 @@ KERNELS := $(wildcard src/iop/_fast/*.pyx src/iop/_fast/*.pxd)
 
 # A copy of the sources, so that a sanitized kernel never replaces the one that everything else loads.
 ASAN := build/asan
-ASAN_ENV = PYTHONPATH=$(ASAN)/src PYTHONMALLOC=malloc IOP_TEST_PROFILE=asan \
+ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFILE=asan \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
@@ -53,8 +53,10 @@ build: $(VENV)/.built
 
 $(VENV)/.installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "IOP needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+		|| { echo "this Python lacks venv or its C headers; on Debian: apt-get install python3-venv python3-dev" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	IOP_KERNELS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(KERNELS)

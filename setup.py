@@ -1,6 +1,7 @@
 """Builds the native kernels of ``iop._fast``; everything else is declared in pyproject.toml.
 
-``IOP_SANITIZE=1`` builds them with AddressSanitizer and UBSan (``make asan``).
+``IOP_SANITIZE=1`` builds them with AddressSanitizer and UBSan (``make asan``); ``IOP_KERNELS=0`` leaves them out, for
+the Makefile, which builds them itself after the tools are installed.
 """
 
 import os
@@ -34,6 +35,7 @@ extensions = [
         extra_link_args=LINK,
     )
     for path in sorted(Path("src/iop/_fast").glob("*.pyx"))
+    if os.environ.get("IOP_KERNELS") != "0"
 ]
 
 setup(
