@@ -5,10 +5,12 @@ that call has really ended, once::
 
     free ──try_acquire──► held ──release──► free                     (the terminal said close_confirmed=true)
                            │
-                           └── linger | carry_over ──► owed ──release──► free, and the edge is owed a call_closed
+                           └── linger ──► owed ──release──► free, and the edge must be sent a call_closed
 
 A slot is *owed* when the edge counts it as a lingering unit and learns of its end only by EdgeNodeEvent(call_closed):
-after a terminal with ``close_confirmed=false``, and when a new session reported it as still held.
+after a terminal with ``close_confirmed=false`` (:meth:`Slot.linger`), when a new session reported it as still held
+(:meth:`CapacityGate.carry_over`), and when ``capacity_exceeded`` reported it although no lease of the edge explains it
+(:meth:`CapacityGate.report_full`). So every unit that the edge may count as lingering has its end announced.
 """
 
 from __future__ import annotations
@@ -43,11 +45,12 @@ TRANSITIONS: dict[tuple[SlotState, _SlotEvent], SlotState] = {
 class Slot:
     """One unit of a provider's concurrency on this node, from before its call until that call has ended."""
 
-    __slots__ = ("_gate", "provider_id", "state")
+    __slots__ = ("_gate", "leased", "provider_id", "state")
 
-    def __init__(self, gate: CapacityGate, provider_id: str) -> None:
+    def __init__(self, gate: CapacityGate, provider_id: str, leased: bool) -> None:
         self._gate = gate
         self.provider_id = provider_id
+        self.leased = leased
         self.state = SlotState.HELD
 
     def linger(self) -> None:
@@ -91,22 +94,33 @@ class CapacityGate:
         for provider_id in [p for p, slots in self._held.items() if not slots and p not in self._limits]:
             del self._held[provider_id]
 
-    def try_acquire(self, provider_id: str) -> Slot | None:
-        """A slot, or None if the provider is full: then answer ``capacity_exceeded`` with :meth:`held`. Raises
-        UnknownProvider."""
+    def try_acquire(self, provider_id: str, *, leased: bool = True) -> Slot | None:
+        """A slot, or None if the provider is full: then answer ``capacity_exceeded`` with :meth:`report_full`.
+
+        ``leased`` says that the request came with a lease of the edge's pool; a direct run has none (POOL-14). Raises
+        UnknownProvider.
+        """
         limit = self._limits.get(provider_id)
         if limit is None:
             raise UnknownProvider
         slots = self._held[provider_id]
         if len(slots) >= limit:
             return None
-        slot = Slot(self, provider_id)
+        slot = Slot(self, provider_id, leased)
         slots.add(slot)
         return slot
 
     def held(self, provider_id: str) -> int:
         """Slots of a provider that are not free, whoever took them."""
         return len(self._held.get(provider_id, ()))
+
+    def report_full(self, provider_id: str) -> int:
+        """What ``capacity_exceeded`` reports as held. The edge takes what its leases do not explain as lingering."""
+        slots = self._held.get(provider_id, ())
+        for slot in slots:
+            if not slot.leased:
+                slot.linger()
+        return len(slots)
 
     def carry_over(self) -> dict[str, int]:
         """What a new session reports as still held (NodeReadyRequest), providers with none left out. From then on the
