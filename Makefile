@@ -28,7 +28,7 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(if $(KERNELS),$(BIN)/cython-lint $(KERNELS))
+	$(if $(KERNELS),PATH="$(abspath $(BIN)):$$PATH" cython-lint $(KERNELS))
 
 # Linux only: the sanitizer's runtime has to be loaded before the interpreter's own libraries.
 asan: build

@@ -55,6 +55,7 @@ def run(body: Coroutine[Any, Any, T], *, timeout_s: float = TIMEOUT_S, leaks: bo
             await _no_tasks()
         return result
 
+    _first_loop()
     before = Leftovers.now()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(bounded())
@@ -62,6 +63,13 @@ def run(body: Coroutine[Any, Any, T], *, timeout_s: float = TIMEOUT_S, leaks: bo
         gc.collect()  # sockets in reference cycles close here, with the ResourceWarning that fails the test
         before.assert_nothing_new()
     return result
+
+
+@functools.cache
+def _first_loop() -> None:
+    """The first uvloop of a process opens descriptors that it keeps for all later ones (fork and signal handling)."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))
 
 
 async def _no_tasks() -> None:

@@ -97,7 +97,7 @@ class Program:
         return self.wait_line(wanted, timeout_s=timeout_s, after=after)
 
     def address(self, listener: str, *, timeout_s: float = WAIT_S) -> tuple[str, int]:
-        """Where a listener (``http``, ``transport``, ``admin``) really listens."""
+        """Where a listener (``http``, ``nodes``, ``admin``) really listens."""
         line = self.wait_event("listening", listener=listener, timeout_s=timeout_s)
         host, _, port = str(line["address"]).rpartition(":")
         return host.strip("[]"), int(port)
