@@ -122,6 +122,7 @@ class _Walk:
                 return ""
             return found
 
+        before = len(self.faults)
         node.value = _VARIABLE.sub(value, node.value)
-        if node.style is None and not self.faults:
+        if node.style is None and len(self.faults) == before:
             node.tag = self._loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]

@@ -292,6 +292,7 @@ http:
 queue: {timeout_ms: "${WAIT}"}
 models:
   - id: "${COST}"
+    aliases: ["${BODY}"]
     candidates: [{node: n, provider: p, target: "$${literal}"}]
 nodes:
   - {id: n, token_env: T, providers: [{id: p, kind: echo}]}
@@ -303,6 +304,7 @@ nodes:
     assert config.http.max_body_bytes == 1024
     assert config.queue.timeout_ms == 250
     assert config.models[0].id == "{a: [1]}"
+    assert config.models[0].aliases == ("1024",)
     assert config.models[0].candidates[0].target == "${literal}"
 
 
