@@ -833,10 +833,11 @@ def drive(seed: int, steps: int) -> World:
 @pytest.mark.req("REG-5", "POOL-5", "POOL-7", "POOL-8", "POOL-12", "EXEC-3")
 @pytest.mark.parametrize("block", range(4))
 def test_e8_e10_seeded_schedules_agree_with_the_model(block: int) -> None:
+    granted = 0
     for seed in range(block * 10, block * 10 + 10):
         try:
-            world = drive(seed, 500)
+            granted += drive(seed, 500).pool.leases_granted
         except BaseException:
             print(f"seed {seed}")  # drive(seed, 500) replays it
             raise
-        assert world.pool.leases_granted > 20
+    assert granted > 250, "the schedules hardly did anything"
