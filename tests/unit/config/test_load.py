@@ -82,7 +82,7 @@ def test_absent_limits_follow_their_neighbours() -> None:
 def test_configuration_cannot_be_changed() -> None:
     config = parse_edge(NODE)
     with pytest.raises(ValueError, match="frozen"):
-        config.http.listen = HostPort("0.0.0.0", 1)  # type: ignore[misc]
+        config.http.listen = HostPort("0.0.0.0", 1)
 
 
 @pytest.mark.req("CONF-1")

@@ -145,7 +145,7 @@ def test_a_reader_that_stopped_costs_lines_and_no_time_or_memory(reader: Reader)
     assert (taken - sink.dropped) * logs.OUTCOME_BYTES <= 2 * logs.BACKLOG_BYTES
     # The reader comes back: everything kept is delivered whole.
     lines: list[str] = []
-    drain = threading.Thread(target=lambda: [lines.append(reader.line()) for _ in range(taken - sink.dropped)])
+    drain = threading.Thread(target=lambda: lines.extend(reader.line() for _ in range(taken - sink.dropped)))
     drain.start()
     sink.close()
     drain.join(10)
