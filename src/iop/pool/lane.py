@@ -146,12 +146,10 @@ class Lane:
     def lines(self) -> list[Line]:
         return [self.line, *self.avoiding.values()] if self.avoiding else [self.line]
 
-    def oldest_for(self, seat: Seat) -> Line | None:
-        """The line whose head is the oldest waiter that may go to ``seat``, slots aside."""
-        if not self.avoiding:
-            return self.line if self.line.queue else None
-        heads = [line for line in self.lines() if line.queue and line.serves(seat)]
-        return min(heads, key=lambda line: line.queue[0][0], default=None)
+    def oldest_for(self, seat: Seat) -> Line:
+        """The line with the oldest waiter that may go to ``seat``, slots aside; an empty line if there is none."""
+        lines = [line for line in self.lines() if line.queue and line.serves(seat)]
+        return min(lines, key=lambda line: line.queue[0][0], default=self.line)
 
     # ---- seats
 

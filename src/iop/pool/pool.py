@@ -419,7 +419,8 @@ class Pool:
 
     def _return(self, lease: Lease, cause: ReleaseCause, lingering: bool) -> Resource | None:
         """Take a lease back without serving anybody. None if it is not out."""
-        resource = self._nodes.get(lease.node_id, {}).get(lease.provider_id)
+        resources = self._nodes.get(lease.node_id)
+        resource = None if resources is None else resources.get(lease.provider_id)
         ticket = None if resource is None else resource.leases.get(lease.lease_id)
         if resource is None or ticket is None or ticket.lease is not lease:
             if lease.lease_id <= self._lease_ids:
@@ -473,8 +474,8 @@ class Pool:
                 for seat in resource.seats:
                     if seat.long and not long_free:
                         continue
-                    line = seat.lane.oldest_for(seat)
-                    if line is not None and (chosen is None or line.queue[0][0] < place):
+                    line = seat.lane.oldest_for(seat) if seat.lane.avoiding else seat.lane.line
+                    if line.queue and (chosen is None or line.queue[0][0] < place):
                         chosen, chosen_seat, place = line, seat, line.queue[0][0]
                 if chosen is None or chosen_seat is None:
                     break
