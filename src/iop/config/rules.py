@@ -49,6 +49,8 @@ def node_faults(tree: Tree) -> Iterator[Fault]:
         yield Fault(("node", "allow_workspaces"), "this version has no workspaces; leave the list empty")
     if _section(tree, "store").get("url", DEFAULT_STORE) != DEFAULT_STORE:
         yield Fault(("store", "url"), "this version keeps no run store; leave store.url out")
+    if _section(tree, "metrics").get("listen") is not None:
+        yield Fault(("metrics", "listen"), "this version has no metrics on the node; the edge's admin listener has")
     reconnect = _section(tree, "reconnect")
     if _int(reconnect.get("max_attempts")) == 0 and number(reconnect.get("interval_sec", 10)) == 0:
         yield Fault(("reconnect", "interval_sec"), "unlimited attempts (max_attempts: 0) need an interval above 0")
@@ -64,6 +66,8 @@ def _later_edge(tree: Tree) -> Iterator[Fault]:
     """What the file format has and this version does not do."""
     if _section(tree, "http").get("tls"):
         yield Fault(("http", "tls"), "this version serves plain HTTP; put a TLS proxy in front of a loopback listener")
+    if _section(tree, "http").get("cors_origins"):
+        yield Fault(("http", "cors_origins"), "this version answers no CORS requests; leave the list empty")
     if _section(tree, "transport").get("tls"):
         yield Fault(("transport", "tls"), "this version has no TLS for nodes; let them come in through a tunnel")
     security = _section(tree, "security")

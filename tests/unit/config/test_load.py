@@ -220,6 +220,7 @@ def test_base_urls(url: str, kept: str) -> None:
         ("security: {mode: managed}", "security.mode"),
         ("security: {ca: x}", "security"),
         ("presets: [{id: x}]", "presets"),
+        ("http: {cors_origins: ['https://example.org']}", "http.cors_origins"),
         (f"nodes: [{{id: n, token_sha256: '{HASH}', workspaces: [{{ref: app}}]}}]", "nodes[0].workspaces"),
     ],
 )
@@ -387,6 +388,7 @@ def test_two_entries_do_not_share_a_secret() -> None:
         ("node: {edge: 'e:1', token_env: T, allow_workspaces: [x]}", "node.allow_workspaces", "version"),
         ("node: {edge: 'e:1', token_env: T, allow_upstreams: ['h']}", "node.allow_upstreams[0]", "HOST:PORT"),
         ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'file:x'}", "store.url", "version"),
+        ("node: {edge: 'e:1', token_env: T}\nmetrics: {listen: '127.0.0.1:1'}", "metrics.listen", "version"),
         ("node: {edge: 'e:1', token_env: T}\nreconnect: {max_attempts: -1}", "reconnect.max_attempts", "equal to 0"),
         (
             "node: {edge: 'e:1', token_env: T}\nreconnect: {max_attempts: 0, interval_sec: 0}",
