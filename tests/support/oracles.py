@@ -1,6 +1,6 @@
 """Slow, obviously right twins of the native kernels, written from the standards and from SPEC, not from the kernels.
 
-They work on whole inputs with regular expressions and `json`; the kernels must agree with them however the input is cut.
+They work on whole inputs with regular expressions and `json`; the kernels must agree, however the input is cut.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def tool_types(root: Members) -> frozenset[str]:
     if not isinstance(tools, list) or isinstance(tools, Members):
         return frozenset()
     return frozenset(
-        value
+        value.encode("utf-8", "surrogatepass")[:64].decode("utf-8", "replace")
         for tool in tools
         if isinstance(tool, Members)
         for name, value in tool
@@ -247,10 +247,6 @@ def _object(value: object) -> Members:
     return value if isinstance(value, Members) else Members()
 
 
-def _failed(*errors: tuple[object, tuple[str, ...]]) -> int:
-    return ERROR | (ERROR_4XX if any(blames_client(error, *names) for error, names in errors) else 0)
-
-
 def chat_flags(root: Members) -> int:
     flags = 0
     choices = root.get("choices")
@@ -265,7 +261,7 @@ def chat_flags(root: Members) -> int:
         if reason is not None and reason != "":
             flags |= FINISH
     if root.get("error") is not None:
-        flags |= _failed((root.get("error"), ("code", "type")))
+        flags |= ERROR | (ERROR_4XX if blames_client(root.get("error"), "code", "type") else 0)
     known = is_array or isinstance(root.get("usage"), list)
     return flags or (PREAMBLE if known else SEMANTIC)
 
@@ -273,9 +269,15 @@ def chat_flags(root: Members) -> int:
 def typed_flags(dialect: int, kind: str | None, root: Members) -> int:
     """Responses and Messages; `kind` is the event's type, or its name where the data has no type."""
     error = root.get("error")
+    blame = ERROR
+    if blames_client(error, "code", "type"):
+        blame |= ERROR_4XX
+    if dialect == RESPONSES and (
+        blames_client(root, "code") or blames_client(_object(root.get("response")).get("error"), "code", "type")
+    ):
+        blame |= ERROR_4XX
     if kind is None:
-        return _failed((error, ("code", "type")), (root, ("code",) if dialect == RESPONSES else ())) if (
-            error is not None) else SEMANTIC  # fmt: skip
+        return SEMANTIC if error is None else blame
     if dialect == RESPONSES:
         if kind in ("response.created", "response.in_progress", "response.queued", "keepalive"):
             return PREAMBLE
@@ -286,8 +288,6 @@ def typed_flags(dialect: int, kind: str | None, root: Members) -> int:
             return SEMANTIC if call else PREAMBLE
         if kind in ("response.completed", "response.incomplete"):
             return FINISH
-        inner = _object(root.get("response")).get("error")
-        blame = _failed((error, ("code", "type")), (root, ("code",)), (inner, ("code", "type")))
         return {"response.failed": FINISH | blame, "error": blame}.get(kind, SEMANTIC)
     if kind in ("message_start", "ping"):
         return PREAMBLE
@@ -297,7 +297,7 @@ def typed_flags(dialect: int, kind: str | None, root: Members) -> int:
         block = _object(root.get("content_block"))
         quiet = block.get("type") in ("text", "thinking")
         return PREAMBLE if quiet and not any(content(v) for k, v in block if k != "type") else SEMANTIC
-    return {"message_stop": FINISH, "error": _failed((error, ("code", "type")))}.get(kind, SEMANTIC)
+    return {"message_stop": FINISH, "error": blame}.get(kind, SEMANTIC)
 
 
 def event_flags(dialect: int, name: bytes, data: bytes) -> tuple[int, Members]:
@@ -318,10 +318,11 @@ def event_flags(dialect: int, name: bytes, data: bytes) -> tuple[int, Members]:
     kind = root.get("type")
     if not isinstance(kind, str) or isinstance(kind, Number) or kind == "":
         kind = name.decode("latin-1") or None
-        delicate = (".delta", ".added", "_delta", "content_block_start")
-        if not well_formed and (kind is None or kind.endswith(delicate)):
-            return (PREAMBLE if empty and kind is None else SEMANTIC), root
-    return typed_flags(dialect, kind, root), root
+    if well_formed:
+        return typed_flags(dialect, kind, root), root
+    about_data = kind is None or kind.endswith((".delta", ".added", "_delta", "content_block_start"))
+    flags = SEMANTIC if about_data else typed_flags(dialect, kind, root)
+    return (PREAMBLE if empty and flags == SEMANTIC else flags), root
 
 
 def stream_seen(dialect: int, stream: bytes) -> Seen:

@@ -112,10 +112,10 @@ cdef void _count_runs(Runs* r, const unsigned char* p, Py_ssize_t n) noexcept no
             break
         _run_ends(r, j - start)
         i = j + 1
-    j = n
-    if p[n - 1] == b"\\" and n - 1 >= i:
+    if i < n and p[n - 1] == b"\\":
         r.backslash = True
-        j = n - 1
+        n -= 1
+    j = n
     while j > i and _in_run(p, j - 1, n):
         j -= 1
     r.open_bytes = n - j

@@ -70,6 +70,7 @@ cdef enum:
     IS_QUIET = 128    # the block that starts is text or thinking
     HAS_USAGE = 256
     HAS_START_USAGE = 512
+    BLOCK_HAS_CONTENT = 1024
 
 # Where in the document a member lies ...
 cdef enum:
@@ -101,6 +102,7 @@ cdef enum:
     V_TYPE = 8
     V_ITEM_TYPE = 9
     V_BLOCK_TYPE = 10
+    V_BLOCK_CONTENT = 11
 
 # What the "type" of a Responses or Messages event says.
 cdef enum:
@@ -157,7 +159,7 @@ cdef tuple RULES = (
     (P_ITEM, b"type", V_ITEM_TYPE, P_NONE),
     (P_MESSAGE, b"usage", V_START_USAGE, P_NONE),
     (P_BLOCK, b"type", V_BLOCK_TYPE, P_NONE),
-    (P_BLOCK, None, V_CONTENT, P_NONE),
+    (P_BLOCK, None, V_BLOCK_CONTENT, P_NONE),
     (P_MEMBERS, b"type", V_NONE, P_NONE),
     (P_MEMBERS, None, V_CONTENT, P_NONE),
     (P_ERROR, b"code", V_CODE, P_NONE),
@@ -256,6 +258,12 @@ cdef int _kind(int dialect, const unsigned char* p, Py_ssize_t n) noexcept nogil
         elif _is(p, n, text, k):
             return TYPE[i].kind
     return K_UNKNOWN
+
+
+cdef inline unsigned int _content_fact(int value) noexcept nogil:
+    if value == V_CONTENT:
+        return HAS_CONTENT
+    return BLOCK_HAS_CONTENT if value == V_BLOCK_CONTENT else 0
 
 
 cdef bint _blames_client(const unsigned char* p, Py_ssize_t n) except -1:
@@ -499,8 +507,8 @@ cdef class EventSplitter:
             capture(self.capturing, begun, p, MAX_USAGE_BYTES)
             self.facts |= HAS_USAGE if self.capturing == &self.usages[1] else HAS_START_USAGE
             self.capturing = NULL
-        elif self.value == V_CONTENT and not js.was_empty:
-            self.facts |= HAS_CONTENT
+        elif not js.was_empty:
+            self.facts |= _content_fact(self.value)
         return 0
 
     cdef int _scalar(self, int token) except -1:
@@ -512,8 +520,8 @@ cdef class EventSplitter:
             self.facts |= HAS_ERROR
         elif token == JSON_STRING and js.tok_n == 0:
             return 0
-        elif self.value == V_CONTENT:
-            self.facts |= HAS_CONTENT
+        elif self.value == V_CONTENT or self.value == V_BLOCK_CONTENT:
+            self.facts |= _content_fact(self.value)
         elif self.value == V_FINISH:
             self.facts |= HAS_FINISH
         elif self.value == V_CODE:
@@ -582,7 +590,7 @@ cdef class EventSplitter:
         if kind == K_ADDED:
             return SEMANTIC if facts & IS_CALL else PREAMBLE
         if kind == K_BLOCK:
-            return PREAMBLE if facts & IS_QUIET and not facts & HAS_CONTENT else SEMANTIC
+            return PREAMBLE if facts & IS_QUIET and not facts & BLOCK_HAS_CONTENT else SEMANTIC
         if kind == K_FINISH:
             return FINISH
         if kind == K_FAILED:
