@@ -11,12 +11,14 @@ from iop.pool.lease import (
     Actions,
     Granted,
     Lease,
+    Loss,
+    Readiness,
     Refused,
     ReleaseCause,
     Revoked,
     Ticket,
 )
-from iop.pool.pool import REFUSALS, Loss, Pool, Readiness, Stats
+from iop.pool.pool import Pool
 from iop.pool.registry import (
     PROBE_TIMEOUT_S,
     READY_TIMEOUT_S,
@@ -29,6 +31,7 @@ from iop.pool.registry import (
 )
 from iop.pool.snapshot import PoolSnapshot
 from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
+from iop.pool.stats import REFUSALS, Stats
 
 __all__ = [
     "NO_ACTIONS",

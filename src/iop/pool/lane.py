@@ -13,8 +13,8 @@ block a normal one.
 
 The heap of seats is lazy. Invariant: every seat that could be chosen has an entry, and an entry is never worse than
 the seat's true rank. Use makes a seat worse, so a grant costs the heap nothing; the entry is corrected when it comes to
-the top. Only what makes a seat better (a release that no waiter takes) must push. A seat that comes to the top with no
-free slot loses its entry until then.
+the top, so each correction is paid for by one grant. Only what makes a seat better (a release that no waiter takes)
+must push. A seat that comes to the top with no free slot loses its entry until then.
 """
 
 from __future__ import annotations

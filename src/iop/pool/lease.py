@@ -23,11 +23,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from iop.errors import IopError
+from iop.pool.registry import LossOutcome, ReadyOutcome
 
 if TYPE_CHECKING:
     from iop.pool.lane import Line
 
-__all__ = ["NO_ACTIONS", "Action", "Actions", "Granted", "Lease", "Refused", "ReleaseCause", "Revoked", "Ticket"]
+__all__ = [
+    "NO_ACTIONS",
+    "Action",
+    "Actions",
+    "Granted",
+    "Lease",
+    "Loss",
+    "Readiness",
+    "Refused",
+    "ReleaseCause",
+    "Revoked",
+    "Ticket",
+]
 
 
 class ReleaseCause(enum.StrEnum):
@@ -161,3 +174,19 @@ class Revoked:
 Action = Granted | Refused | Revoked
 Actions = Sequence[Action]
 NO_ACTIONS: Actions = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Answer to a node's ready: what to reply, and what to do then."""
+
+    outcome: ReadyOutcome
+    actions: Actions = NO_ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Answer to a lost connection: what it was, and what to do."""
+
+    outcome: LossOutcome
+    actions: Actions = NO_ACTIONS

@@ -20,7 +20,6 @@ every gate slot that ends otherwise than by a terminal with ``close_confirmed=tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from iop.errors import (
@@ -28,54 +27,32 @@ from iop.errors import (
     IopError,
     ModelNotFound,
     NodeDisconnected,
-    QueueFull,
     QueueTimeout,
     ShuttingDown,
     Unavailable,
 )
 from iop.pool.lane import Group, Lane, Line, Seat
-from iop.pool.lease import NO_ACTIONS, Action, Actions, Granted, Lease, Refused, ReleaseCause, Revoked, Ticket
+from iop.pool.lease import (
+    NO_ACTIONS,
+    Action,
+    Actions,
+    Granted,
+    Lease,
+    Loss,
+    Readiness,
+    Refused,
+    ReleaseCause,
+    Revoked,
+    Ticket,
+)
 from iop.pool.queue import Queue
 from iop.pool.registry import Claim, LossOutcome, OwnerAlive, ReadyOutcome, Registry
 from iop.pool.resource import Resource
 from iop.pool.snapshot import PoolSnapshot, take_snapshot
 from iop.pool.specs import GroupSpec, ProviderSpec, QueueLimits
+from iop.pool.stats import Stats
 
-__all__ = ["REFUSALS", "Loss", "Pool", "Readiness", "Stats"]
-
-REFUSALS = tuple(e.code for e in (ModelNotFound, Unavailable, QueueFull, QueueTimeout, ShuttingDown))
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Answer to a node's ready: what to reply, and what to do then."""
-
-    outcome: ReadyOutcome
-    actions: Actions = NO_ACTIONS
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Answer to a lost connection: what it was, and what to do."""
-
-    outcome: LossOutcome
-    actions: Actions = NO_ACTIONS
-
-
-@dataclass(slots=True)
-class Stats:
-    """Running totals; metrics read them at scrape time. ``queued`` counts new requests that had to wait, ``refused``
-    requests by error code (:data:`REFUSALS`), ``released`` each lease exactly once."""
-
-    queued: int = 0
-    readmitted: int = 0
-    cancelled: int = 0
-    returned_twice: int = 0
-    returned_unknown: int = 0
-    stale_events: int = 0
-    surplus_call_closed: int = 0
-    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSALS, 0))
-    released: dict[ReleaseCause, int] = field(default_factory=lambda: dict.fromkeys(ReleaseCause, 0))
+__all__ = ["Pool"]
 
 
 class Pool:
@@ -85,7 +62,7 @@ class Pool:
         self.stats = Stats()
         self.registry = Registry()
         self.queue = Queue(QueueLimits())
-        self._configured: set[str] = set()
+        self._configured: dict[str, None] = {}  # node ids, in order
         self._nodes: dict[str, dict[str, Resource]] = {}
         self._groups: dict[str, Group] = {}
         self._routes: dict[str, Group] = {}  # by group id and by alias
@@ -111,8 +88,8 @@ class Pool:
         """
         self.queue.limits = limits
         wanted = {(spec.node_id, spec.provider_id): spec for spec in providers}
-        self._configured = {*nodes, *(node_id for node_id, _ in wanted)}
-        for node_id in sorted(self._configured):
+        self._configured = dict.fromkeys([*nodes, *(node_id for node_id, _ in wanted)])
+        for node_id in self._configured:
             self.registry.add(node_id)
             self._nodes.setdefault(node_id, {})
         for (node_id, provider_id), spec in wanted.items():
@@ -168,13 +145,9 @@ class Pool:
         resources = self._nodes.get(node_id, {})
         for provider_id in [r.provider_id for r in resources.values() if r.removed and r.busy == 0]:
             del resources[provider_id]
-        if (
-            node_id in self._nodes
-            and not resources
-            and node_id not in self._configured
-            and self.registry.forget(node_id)
-        ):
-            del self._nodes[node_id]
+        if not resources and node_id in self._nodes and node_id not in self._configured:
+            if self.registry.forget(node_id):
+                del self._nodes[node_id]
 
     # ---- nodes (REG)
 
@@ -354,9 +327,7 @@ class Pool:
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is still live: check it between grant and send (POOL-8)."""
         resource = self._nodes.get(lease.node_id, {}).get(lease.provider_id)
-        if resource is None:
-            return False
-        ticket = resource.leases.get(lease.lease_id)
+        ticket = None if resource is None else resource.leases.get(lease.lease_id)
         return ticket is not None and ticket.lease is lease
 
     def on_time(self, now: float) -> Actions:
@@ -539,9 +510,8 @@ class Pool:
                 resource.validate()
                 assert resource.generation in {0, record.generation}, "a provider outlived its generation"
                 assert record.connected or resource.generation == 0, "a provider is active before its node is ready"
-        lanes = [lane for group in self._groups.values() for lane in group.lanes()]
         for group in self._groups.values():
             assert group.waiting == sum(line.live for lane in group.lanes() for line in lane.lines())
-        for lane in lanes:
-            lane.validate()
+            for lane in group.lanes():
+                lane.validate()
         assert self.queue.waiting == sum(group.waiting for group in self._groups.values())
