@@ -62,7 +62,7 @@ class IopError(Exception):
     """
 
     code: ClassVar[str] = "internal"
-    status: ClassVar[int] = 500
+    status: int = 500
     retryable: ClassVar[bool] = False
     retry_after_s: ClassVar[int | None] = None
     text: ClassVar[str] = "internal error; see the log line with this request id"
@@ -94,9 +94,11 @@ class InvalidRequest(IopError):
 class HeadError(InvalidRequest):
     """An HTTP head or field block breaks RFC 9112 (API-6). ``reason`` is a closed-set name for the counter."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, status: int | None = None) -> None:
         super().__init__(f"malformed HTTP head: {reason}")
         self.reason = reason
+        if status is not None:
+            self.status = status
 
 
 class HeadTooLarge(HeadError):
@@ -303,7 +305,7 @@ def from_code(code: str, message: str | None = None) -> IopError:
     return WIRE_CODES.get(code, InternalError)(message)
 
 
-# ---- ours, never sent to clients --------------------------------------------------------------------------------------
+# ---- ours, never sent to clients ------------------------------------------------------------------------------------
 
 
 class ProtocolError(IopError):

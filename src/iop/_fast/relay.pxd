@@ -29,6 +29,7 @@ cdef class ClientStream(Stream):
 
 cdef class ProviderStream(Stream):
     cdef object owner
+    cdef Writer into            # where the request body goes
     cdef BodyDecoder decoder
     cdef EventSplitter splitter
     cdef FieldScanner fields

@@ -266,6 +266,15 @@ cdef class ProviderStream(Stream):
         self.splitter = splitter
         self.fields = fields
 
+    def feeds(self, Writer writer):
+        """The provider socket that takes the request body: its credit returns when that socket took the bytes. None
+        when there is none any more."""
+        if self.into is not None and self.into.sink is self:
+            self.into.sink = None
+        self.into = writer
+        if writer is not None:
+            writer.sink = self
+
     @property
     def paused(self):
         """True while the source is stopped for lack of credit or a full link: not the provider's fault (LIVE-4)."""

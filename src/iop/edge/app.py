@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import time
 from typing import Any
 
@@ -102,7 +101,7 @@ class Edge:
             tokens={n.token_hash: n.id for n in config.nodes},
             payloads={n.id: _payload(n) for n in config.nodes},
             max_frame_bytes=config.transport.max_frame_bytes,
-            timing=timing_from_environment(),
+            timing=limits.timing_from_environment(),
         )
         self.dispatcher.nodes = self.nodes
         self.front = Front(
@@ -235,15 +234,6 @@ class Edge:
         metrics.frames.watch(nodes.link_frames)
         metrics.late_frames.watch(nodes.late_frames)
         metrics.log_lines_dropped.watch(lambda: sink.dropped)
-
-
-def timing_from_environment() -> limits.Timing:
-    """The transport's clocks are constants; end-to-end tests shorten them through one variable, in seconds."""
-    scale = os.environ.get("IOP_TEST_TIMING")
-    if scale is None:
-        return limits.TIMING
-    interval, wait = (float(part) for part in scale.split(","))
-    return limits.Timing(heartbeat_interval_s=interval, response_wait_s=wait, write_stall_s=wait)
 
 
 def _settings(p: ProviderEntry) -> ProviderSettings:

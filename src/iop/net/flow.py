@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import sys
 
-__all__ = ["abort", "peer_closed", "tune"]
+__all__ = ["abort", "peer_closed", "readable", "tune"]
 
 # Not in the socket module of every Python; the numbers are those of linux/tcp.h and netinet/tcp.h.
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
@@ -41,11 +42,16 @@ def abort(transport: asyncio.Transport, *, reset: bool) -> None:
 def peer_closed(fd: int) -> bool:
     """Whether the peer of a socket that is not being read has closed or reset it. Always False where the platform has
     no POLLRDHUP (then the close is noticed when reading goes on)."""
-    import select
-
     flag = getattr(select, "POLLRDHUP", None)
     if flag is None:
         return False
     poller = select.poll()
     poller.register(fd, flag)
     return any(events & (flag | select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
+
+
+def readable(fd: int) -> bool:
+    """Whether a read of this idle socket would not block: bytes, EOF or an error wait there."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

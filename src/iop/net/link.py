@@ -7,7 +7,7 @@ leaves in the hub's flush.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 from iop.net.flow import tune
 from iop.wire import limits
@@ -50,8 +50,7 @@ class Link(asyncio.Protocol):
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "?"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast("asyncio.Transport", transport)
         # One less than the multiplexer's bound: at the bound it stops feeding and relies on a pause having come.
         high = limits.LINK_SEND_HIGH_BYTES - 1
         transport.set_write_buffer_limits(high=high, low=high // 4)

@@ -1,6 +1,6 @@
-"""The program that runs beside the providers: it dials out to the edge, keeps that connection alive under one reconnect
-policy, and executes what the edge sends through its adapters.
+"""The program beside the providers: it dials out to its edge and executes there what the edge sends.
 
-Nothing in here decides where a request goes, queues one, or sends one again: that is the edge's alone (EXEC-3,
-EXEC-11).
+``app`` is the composition root and the only reader of configuration in here. ``supervisor`` keeps a connection,
+``agent`` is one connection's work, ``tunnel`` one request's. The node never retries an execution (EXEC-11), and its
+capacity gate outlives every connection (EXEC-3).
 """

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
@@ -226,8 +226,7 @@ class HttpConnection(asyncio.Protocol):
     # ---- transport --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast("asyncio.Transport", transport)
         server = self.server
         server.connections.add(self)
         server.stats.accepted += 1

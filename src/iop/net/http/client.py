@@ -1,0 +1,352 @@
+"""The node's HTTP/1.1 client: pooled connections to one provider each, driven by callbacks (TUN-5, TUN-8, API-6).
+
+A ``ProviderPool`` hands out a kept connection at once or makes one; nothing limits how many there are, since the gate in
+front of it does (EXEC-3). A connection that ended a streamed response rests ``reuse_delay_s`` before it is used again,
+and a kept one is asked for EOF when it is taken: some servers close right after a stream.
+
+    take() ─▶ connection ─begin(call, request)─▶ call.response_head ─▶ call.body_bytes* ─ finished() ─▶ kept | closed
+                                                        └───────────── call.connection_lost (at any point before that)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from iop._fast.body import HeadFinder
+from iop._fast.out import Writer
+from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
+from iop.net import flow
+from iop.net.http.head import ResponseHead, parse_response
+from iop.net.loop import Runtime
+
+__all__ = ["Call", "Connection", "Origin", "PoolStats", "ProviderPool"]
+
+MAX_HEAD_BYTES = 65536
+MAX_INTERIM = 16  # 1xx responses before the real one
+SWEEP_S = 0.5
+WRITE_HIGH_BYTES = 262144
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a base URL points: ``http``, ``https``, or ``unix`` (``http+unix://%2Fpath%2Fto.sock/base``)."""
+
+    scheme: str
+    host: str
+    port: int
+    base_path: bytes
+    unix_path: str = ""
+
+    @classmethod
+    def parse(cls, base_url: str) -> Origin:
+        """Raises InvalidArgument for a URL that names no server; the message does not repeat it."""
+        try:
+            parts = urlsplit(base_url)
+            port = parts.port
+        except ValueError:
+            raise InvalidArgument("a provider's base_url is not a URL") from None
+        path = parts.path.rstrip("/").encode("ascii", "replace")
+        if parts.scheme == "http+unix" and parts.netloc:
+            from urllib.parse import unquote
+
+            return cls("unix", "localhost", 0, path, unquote(parts.netloc))
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise InvalidArgument("a provider's base_url must be http://, https:// or http+unix://, host and path only")
+        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path)
+
+    @property
+    def host_line(self) -> bytes:
+        """The Host field of requests to it."""
+        if self.scheme == "unix":
+            return b"host: localhost\r\n"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return f"host: {host}\r\n".encode() if self.port == default else f"host: {host}:{self.port}\r\n".encode()
+
+
+class Call(Protocol):
+    """One request to a provider. Nothing may raise."""
+
+    def response_head(self, head: ResponseHead) -> None:
+        """Status and fields of the final response; its body follows unless the framing says that there is none."""
+
+    def body_bytes(self, data: bytes) -> None:
+        """Bytes from the socket, behind the head. The call decodes them."""
+
+    def body_eof(self) -> None:
+        """The provider will send no more."""
+
+    def connection_lost(self, error: IopError | None, *, written: bool) -> None:
+        """The connection is gone before ``finished``; ``written`` tells whether a byte of the request had left.
+        ``error``: what was wrong with the answer, or None for a plain close."""
+
+    def connected(self, connection: Connection) -> None:
+        """A connection is there for this call: ``begin`` it."""
+
+    def connect_failed(self, error: IopError) -> None:
+        """There will be none."""
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Plain counters, read at scrape time."""
+
+    opened: int = 0
+    reused: int = 0
+    failed: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a provider, serving one call at a time."""
+
+    def __init__(self, pool: ProviderPool) -> None:
+        self._pool = pool
+        self.writer = Writer(pool.runtime.hub)
+        self.reused = False
+        self.idle_since_at = 0.0
+        self.available_at = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._finder = HeadFinder(MAX_HEAD_BYTES)
+        self._call: Call | None = None
+        self._in_body = False
+        self._interim = 0
+        self._head_request = False
+        self._handed_before = 0
+        self._error: IopError | None = None
+
+    # ---- for the call ------------------------------------------------------------------------------------------------
+
+    def begin(self, call: Call, request: bytes, *, head_request: bool = False) -> None:
+        """Starts a call with its request head (and body, or the start of it). More may follow through ``writer``."""
+        self._call = call
+        self._in_body = False
+        self._interim = 0
+        self._head_request = head_request
+        self._handed_before = self.writer.handed
+        self.writer.write(request)
+
+    def finished(self, *, keep: bool, rest_s: float) -> None:
+        """The call is complete. Keeps the connection for the next one after ``rest_s``, or closes it."""
+        self._call = None
+        if keep and self._transport is not None and not self._transport.is_closing():
+            self._pool.put(self, rest_s)
+        else:
+            self.close()
+
+    def abort(self) -> None:
+        """Closes at once; ``connection_lost`` is the confirmation (EXEC-7)."""
+        if self._transport is not None:
+            flow.abort(self._transport, reset=False)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self.writer.flush_now()
+            self._transport.close()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    @property
+    def stale(self) -> bool:
+        """A kept connection on which something arrived: EOF, or bytes that nobody asked for."""
+        if self._transport is None or self._transport.is_closing():
+            return True
+        sock = self._transport.get_extra_info("socket")
+        return sock is not None and flow.readable(sock.fileno())
+
+    # ---- transport ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)
+        self._pool.connections.add(self)
+        flow.tune(transport, notsent_lowat_bytes=None)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
+        self.writer.attach(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        call, self._call = self._call, None
+        written = self.writer.handed > self._handed_before
+        stats = self._pool.stats
+        stats.bytes_out += self.writer.handed
+        self._transport = None
+        self.writer.detach()
+        self._pool.drop(self)
+        if call is not None:
+            call.connection_lost(self._error, written=written)
+
+    def pause_writing(self) -> None:
+        self.writer.pause()
+
+    def resume_writing(self) -> None:
+        self.writer.resume()
+
+    def eof_received(self) -> None:
+        call = self._call
+        if call is None:
+            self._pool.drop(self)
+        elif self._in_body:
+            call.body_eof()
+
+    def data_received(self, data: bytes) -> None:
+        self._pool.stats.bytes_in += len(data)
+        call = self._call
+        if self._in_body and call is not None:
+            call.body_bytes(data)
+        elif call is None:
+            self.abort()  # a provider that speaks unasked cannot be told apart from an answer to the next request
+        else:
+            self._find_head(call, data)
+
+    def _find_head(self, call: Call, data: bytes) -> None:
+        offset = 0
+        try:
+            while not self._in_body and self._call is call:
+                block, used = self._finder.feed(data, offset)
+                offset += used
+                if block is None:
+                    return
+                head = parse_response(block, head_request=self._head_request)
+                if head.status < 200:
+                    self._interim += 1
+                    if self._interim > MAX_INTERIM:
+                        raise HeadError("too many interim responses")
+                    continue
+                self._in_body = True
+                call.response_head(head)
+        except HeadError:
+            self._error = ProviderProtocolError()
+            self.abort()
+            return
+        if offset < len(data) and self._call is call:
+            call.body_bytes(data[offset:])
+
+
+class ProviderPool:
+    """All connections to one provider. ``connect_timeout_s`` bounds making one, ``idle_s`` how long one is kept."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        origin: Origin,
+        *,
+        connect_timeout_s: float,
+        idle_s: float,
+        ssl: ssl_module.SSLContext | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.origin = origin
+        self.stats = PoolStats()
+        self.connections: set[Connection] = set()
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._ssl = ssl if ssl is not None or origin.scheme != "https" else ssl_module.create_default_context()
+        self._idle: deque[Connection] = deque()  # most recently used at the right
+        self._tasks: dict[Call, asyncio.Task[None]] = {}
+        self._closed = False
+        self._sweep()
+
+    def take(self) -> Connection | None:
+        """A kept connection that is fit for use now, or None: then ``connect``."""
+        now = self.runtime.loop.time()
+        resting = []
+        found = None
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.available_at > now:
+                resting.append(connection)
+            elif connection.stale:
+                connection.abort()
+            else:
+                connection.reused = True
+                self.stats.reused += 1
+                found = connection
+                break
+        self._idle.extend(reversed(resting))
+        return found
+
+    def connect(self, call: Call) -> None:
+        """Makes a connection; the call hears ``connected`` or ``connect_failed``, later and once."""
+        self._tasks[call] = self.runtime.loop.create_task(self._connect(call))
+
+    def forsake(self, call: Call) -> bool:
+        """Gives up a connect that is under way: the call hears nothing any more. False if there is none."""
+        task = self._tasks.pop(call, None)
+        if task is None:
+            return False
+        task.cancel()
+        return True
+
+    async def _connect(self, call: Call) -> None:
+        connection = Connection(self)
+        origin, loop = self.origin, self.runtime.loop
+        error: IopError | None = None
+
+        def factory() -> Connection:
+            return connection
+
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                if origin.scheme == "unix":
+                    await loop.create_unix_connection(factory, origin.unix_path)
+                else:
+                    await loop.create_connection(factory, origin.host, origin.port, ssl=self._ssl)
+        except TimeoutError:
+            error = ProviderUnreachable("the provider did not accept a connection within connect_timeout_ms")
+        except (OSError, ssl_module.SSLError):
+            error = ProviderUnreachable()
+        if self._tasks.get(call) is not asyncio.current_task():
+            connection.abort()
+            return
+        del self._tasks[call]
+        if error is not None:
+            self.stats.failed += 1
+            call.connect_failed(error)
+        else:
+            self.stats.opened += 1
+            call.connected(connection)
+
+    def put(self, connection: Connection, rest_s: float) -> None:
+        """Keeps a connection that a call has finished with."""
+        if self._closed or self._idle_s <= 0:
+            connection.close()
+            return
+        now = self.runtime.loop.time()
+        connection.idle_since_at = now
+        connection.available_at = now + rest_s
+        self._idle.append(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is closed or closing: it is not handed out again."""
+        self.connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _sweep(self) -> None:
+        if self._closed:
+            return
+        oldest_at = self.runtime.loop.time() - self._idle_s
+        for connection in [c for c in self._idle if c.idle_since_at <= oldest_at]:
+            self._idle.remove(connection)
+            connection.close()
+        self.runtime.wheel.arm(SWEEP_S, self._sweep)
+
+    def close(self) -> None:
+        """Closes what is idle and gives up connects; calls that run go on, their connections are not kept."""
+        self._closed = True
+        for call in list(self._tasks):
+            self.forsake(call)
+        for connection in list(self._idle):
+            connection.close()
+        self._idle.clear()

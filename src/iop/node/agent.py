@@ -1,0 +1,341 @@
+"""The work of one connection to the edge: registration, configuration, tunnels, until it ends (REG-1, REG-3, EXEC-7).
+
+What outlives a connection (the gate, the providers and their kept connections) is the :class:`Backends`' and is handed
+in; what does not (tunnels) ends with it, at once and without a word on any later connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from iop import __version__
+from iop._fast.relay import ProviderStream
+from iop.errors import IopError, NodeDraining, ProtocolError, UnknownProvider
+from iop.execution.gate import CapacityGate
+from iop.net.link import Link
+from iop.net.loop import Runtime
+from iop.node.adapters import ADAPTERS
+from iop.node.adapters.echo import EchoServer
+from iop.node.provider import Allowance, ConfigRejected, Provider
+from iop.node.tunnel import Tunnel, failure_of
+from iop.observability.metrics import NodeMetrics
+from iop.wire import codec, limits
+from iop.wire import messages as m
+from iop.wire.session import NodeSession, State
+
+__all__ = ["Agent", "Backends", "Outcome"]
+
+log = logging.getLogger("iop.node.agent")
+
+WATCH_TICK_S = 0.25
+
+
+class Outcome(Enum):
+    """How a connection ended, for the supervisor; the names are those of its reasons."""
+
+    CONNECTION_LOST = "connection_lost"
+    HEARTBEAT_TIMEOUT = "heartbeat_timeout"
+    READY_TIMEOUT = "ready_timeout"
+    PROTOCOL_ERROR = "protocol_error"
+    GOODBYE = "goodbye"
+    DUPLICATE_CONNECTION = "duplicate_connection"
+    CONFIG_BUILD_FAILED = "config_build_failed"
+    STALE_CONNECTION = "stale_connection"
+    SHUTTING_DOWN = "shutting_down"
+    BAD_CONFIG = "bad_config"
+    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, not a secret
+    IDENTITY_MISMATCH = "identity_mismatch"
+    PROTOCOL_MISMATCH = "protocol_mismatch"
+
+
+_REJECTED: dict[m.RejectReason, Outcome] = {
+    m.RejectReason.UNKNOWN_TOKEN: Outcome.UNKNOWN_TOKEN,
+    m.RejectReason.DUPLICATE_CONNECTION: Outcome.DUPLICATE_CONNECTION,
+    m.RejectReason.CONFIG_BUILD_FAILED: Outcome.CONFIG_BUILD_FAILED,
+    m.RejectReason.PROTOCOL_MISMATCH: Outcome.PROTOCOL_MISMATCH,
+    m.RejectReason.IDENTITY_MISMATCH: Outcome.IDENTITY_MISMATCH,
+    m.RejectReason.STALE_CONNECTION: Outcome.STALE_CONNECTION,
+    m.RejectReason.SHUTTING_DOWN: Outcome.SHUTTING_DOWN,
+}
+_TIMEOUTS: dict[str, Outcome] = {
+    "heartbeat_timeout": Outcome.HEARTBEAT_TIMEOUT,
+    "write_stalled": Outcome.HEARTBEAT_TIMEOUT,
+    "ready_timeout": Outcome.READY_TIMEOUT,
+    "register_timeout": Outcome.READY_TIMEOUT,
+}
+
+
+class Backends:
+    """The providers of this node and the gate in front of them."""
+
+    def __init__(self, runtime: Runtime, allowance: Allowance) -> None:
+        self.runtime = runtime
+        self.allowance = allowance
+        self.gate = CapacityGate()
+        self.providers: dict[str, Provider] = {}
+        self.revision = 0
+        self._echo: dict[str, EchoServer] = {}
+
+    async def apply(self, payload: m.NodeConfigPayload) -> None:
+        """Takes over a configuration whole, or raises ConfigRejected and changes nothing (REG-3)."""
+        wanted = {p.id: p for p in payload.providers if p.enabled}
+        fresh: dict[str, Provider] = {}
+        started: list[EchoServer] = []
+        try:
+            for provider_id, config in wanted.items():
+                present = self.providers.get(provider_id)
+                if present is not None and present.config == config:
+                    fresh[provider_id] = present
+                    continue
+                base_url = config.base_url
+                if config.kind in ADAPTERS and ADAPTERS[config.kind].built_in:
+                    if provider_id not in self._echo:
+                        self._echo[provider_id] = server = EchoServer(self.runtime)
+                        started.append(server)
+                        await server.start()
+                    base_url = self._echo[provider_id].base_url
+                fresh[provider_id] = Provider(self.runtime, config, self.allowance, base_url)
+        except (ConfigRejected, OSError):
+            for provider_id, provider in fresh.items():
+                if self.providers.get(provider_id) is not provider:
+                    provider.close()
+            for server in started:
+                server.close()
+                self._echo = {k: v for k, v in self._echo.items() if v is not server}
+            raise
+        before, self.providers = self.providers, fresh
+        for provider_id, provider in before.items():
+            if fresh.get(provider_id) is not provider:
+                provider.close()
+        self.gate.configure({p.id: p.max_concurrency for p in wanted.values()})
+        self.revision = payload.revision
+
+    def close(self) -> None:
+        for provider in self.providers.values():
+            provider.close()
+        for server in self._echo.values():
+            server.close()
+
+
+class Agent:
+    """One connection. ``done`` is resolved once, with how it ended and a detail, when the transport is gone."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        backends: Backends,
+        metrics: NodeMetrics,
+        token: str,
+        on_ready: Callable[[], None],
+        timing: limits.Timing = limits.TIMING,
+    ) -> None:
+        self.runtime = runtime
+        self.backends = backends
+        self.metrics = metrics
+        self.session = NodeSession(runtime.hub, self, self.now, timing=timing)
+        self.link = Link(self.session, self)
+        self.done: asyncio.Future[tuple[Outcome, str]] = runtime.loop.create_future()
+        self.tunnels: dict[int, Tunnel] = {}
+        self.draining = False
+        self._token = token
+        self._on_ready = on_ready
+        self._outcome: tuple[Outcome, str] | None = None
+        self._applying: asyncio.Task[None] | None = None
+        self._ticking = True
+
+    @property
+    def now(self) -> float:
+        return self.runtime.wheel.now
+
+    # ---- link and session --------------------------------------------------------------------------------------------
+
+    def link_made(self, link: Link) -> None:
+        self.session.register(self._token, __version__, sorted(ADAPTERS))
+        self._tick()
+
+    def link_lost(self, link: Link, reason: str) -> None:
+        self._ticking = False
+        if self._applying is not None:
+            self._applying.cancel()
+        self.session.close()
+        for tunnel in list(self.tunnels.values()):
+            tunnel.cancel()
+        if not self.done.done():
+            self.done.set_result(self._outcome or (Outcome.CONNECTION_LOST, reason))
+
+    def ended(self, reason: str, detail: str) -> None:
+        outcome = _TIMEOUTS.get(reason)
+        if outcome is None:
+            self.metrics.protocol_errors[reason].value += 1
+        self._finish(outcome or Outcome.PROTOCOL_ERROR, f"{reason}: {detail}")
+        self.link.abort(reason)
+
+    def _finish(self, outcome: Outcome, detail: str) -> None:
+        if self._outcome is None:
+            self._outcome = (outcome, detail)
+
+    def _tick(self) -> None:
+        if not self._ticking:
+            return
+        now = self.now
+        self.session.tick(now)
+        for tunnel in list(self.tunnels.values()):
+            tunnel.tick(now)
+        self.runtime.wheel.arm(WATCH_TICK_S, self._tick)
+
+    def received(self, message: m.Message) -> None:
+        handler = self._HANDLERS.get(type(message))
+        if handler is not None:
+            handler(self, message)
+
+    # ---- registration ------------------------------------------------------------------------------------------------
+
+    def _registered(self, response: m.RegisterResponse) -> None:
+        if not response.accepted:
+            self._finish(_REJECTED.get(response.reason, Outcome.CONNECTION_LOST), response.message)
+            self.link.close("rejected")
+            return
+        assert response.config is not None  # decode checks it
+        self._apply(response.config, self._say_ready)
+
+    def _refresh(self, request: m.ConfigRefreshRequest) -> None:
+        self._apply(request.config, self._say_refreshed)
+
+    def _apply(self, payload: m.NodeConfigPayload, then: Callable[[m.NodeConfigPayload], None]) -> None:
+        before = self._applying
+
+        async def work() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            try:
+                await self.backends.apply(payload)
+            except (ConfigRejected, OSError) as exc:
+                ref = exc.ref if isinstance(exc, ConfigRejected) else ""
+                text = exc.message if isinstance(exc, ConfigRejected) else "the built-in provider cannot listen"
+                self._finish(Outcome.BAD_CONFIG, text)
+                self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=ConfigRejected.code, ref=ref)
+                self.link.close("config_rejected")
+                return
+            if self.session.state is not State.CLOSED:
+                then(payload)
+
+        self._applying = self.runtime.loop.create_task(work())
+
+    def _say_ready(self, payload: m.NodeConfigPayload) -> None:
+        held = [m.HeldSlots(provider_id, n) for provider_id, n in self.backends.gate.carry_over().items()]
+        self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held), self.now)
+
+    def _say_refreshed(self, payload: m.NodeConfigPayload) -> None:
+        self.session.send(m.ConfigRefreshResponse(payload.revision, True))
+
+    def _ready(self, response: m.NodeReadyResponse) -> None:
+        if response.ready:
+            self._on_ready()
+        else:
+            self._finish(_REJECTED.get(response.reason, Outcome.STALE_CONNECTION), "the edge refused the ready node")
+            self.link.close("refused")
+
+    def _goodbye(self, message: m.Goodbye) -> None:
+        self._finish(Outcome.GOODBYE, message.reason.name.lower())
+        self.link.close("goodbye")
+
+    # ---- work --------------------------------------------------------------------------------------------------------
+
+    def _tunnel(self, request: m.ProviderTunnelRequest) -> None:
+        """Opens a tunnel, or refuses it with exactly one terminal (TUN-1)."""
+        mux = self.session.mux
+        try:
+            if self.draining:
+                raise NodeDraining
+            provider = self.backends.providers.get(request.provider_id)
+            if provider is None or provider.config.kind != request.adapter:
+                raise UnknownProvider
+            head = provider.request_head(request)
+            slot = self.backends.gate.try_acquire(request.provider_id)
+        except IopError as exc:
+            return self._refuse(request, failure_of(exc))
+        if slot is None:
+            self.metrics.capacity_refusals.add()
+            held = self.backends.gate.report_full(request.provider_id)
+            full = m.ExecutionFailure(
+                m.ErrorCode.CAPACITY_EXCEEDED, retryable=True, close_confirmed=True, slots_held=held
+            )
+            return self._refuse(request, full)
+        tunnel = Tunnel(self, request, provider, slot, head)
+        try:
+            mux.adopt(tunnel.stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
+        except ProtocolError:
+            slot.release()
+            raise
+        self.tunnels[request.stream_id] = tunnel
+        return tunnel.start()
+
+    def _refuse(self, request: m.ProviderTunnelRequest, failure: m.ExecutionFailure) -> None:
+        stream = ProviderStream(_NOBODY)
+        self.session.mux.adopt(stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
+        stream.send_terminal(codec.tunnel_error(request.stream_id, 0, failure))
+        self.metrics.tunnels[failure.code.name.lower()].value += 1
+
+    def _cancel(self, request: m.CancelRequest) -> None:
+        tunnel = self.tunnels.get(request.stream_id)
+        if tunnel is not None:
+            tunnel.cancel()
+
+    def finished(self, tunnel: Tunnel, error: IopError | None, *, owed: bool) -> None:
+        """A tunnel's call has really ended."""
+        stream_id = tunnel.stream.stream_id
+        self.tunnels.pop(stream_id, None)
+        self.metrics.tunnels[error.code if error is not None else "ok"].value += 1
+        if owed:
+            self.call_closed(tunnel.slot.provider_id, stream_id)
+
+    def call_closed(self, provider_id: str, stream_id: int) -> None:
+        """The end of a unit that the edge counts as lingering (POOL-12)."""
+        if self.session.state is State.READY:
+            self.session.send(m.EdgeNodeEvent(call_closed=m.CallClosed(provider_id, stream_id)))
+
+    def _command(self, request: m.NodeCommandRequest) -> None:
+        """This version knows no command yet (EXEC-8)."""
+        if not request.cancel:
+            self.session.send(m.NodeCommandResponse(request.command_id, m.ErrorCode.UNSUPPORTED_COMMAND))
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def drain(self, grace_s: float) -> None:
+        """No new work; what runs may finish (SUP-5)."""
+        self.draining = True
+        if self.session.state is State.READY:
+            self.session.send(m.EdgeNodeEvent(draining=m.Draining(int(grace_s * 1000))))
+
+    def leave(self) -> None:
+        """Says goodbye and closes."""
+        self._finish(Outcome.GOODBYE, "local shutdown")
+        self.session.goodbye(m.GoodbyeReason.SHUTDOWN)
+        self.link.close("shutdown")
+
+    _HANDLERS: Mapping[type[Any], Callable[[Agent, Any], None]] = {
+        m.RegisterResponse: _registered,
+        m.NodeReadyResponse: _ready,
+        m.ConfigRefreshRequest: _refresh,
+        m.ProviderTunnelRequest: _tunnel,
+        m.CancelRequest: _cancel,
+        m.NodeCommandRequest: _command,
+        m.Goodbye: _goodbye,
+    }
+
+
+class _Nobody:
+    """Owner of a stream that was refused: its body is dropped."""
+
+    def on_request_body(self, data: bytes, last: bool) -> None: ...
+    def on_body_end(self, extra_bytes: int) -> None: ...
+    def on_body_error(self, error: IopError | None) -> None: ...
+    def pause_source(self) -> None: ...
+    def resume_source(self) -> None: ...
+
+
+_NOBODY = _Nobody()

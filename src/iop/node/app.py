@@ -1,0 +1,64 @@
+"""The node program: builds the rooms from a configuration and runs them under the supervisor (SUP)."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+from iop.config.node import NodeConfig
+from iop.net import loop as net_loop
+from iop.net.loop import Runtime
+from iop.node.agent import Backends
+from iop.node.provider import Allowance
+from iop.node.supervisor import Supervisor
+from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
+from iop.observability import logs
+from iop.observability.metrics import NodeMetrics
+from iop.wire import limits
+
+__all__ = ["run"]
+
+log = logging.getLogger("iop.node")
+
+
+def run(config: NodeConfig, *, log_format: logs.LogFormat = "console") -> int:
+    """Serves until SIGTERM or SIGINT, or until the supervisor gives up; returns the exit code (SUP-3)."""
+    sink = logs.setup(log_format)
+    try:
+        return net_loop.run(lambda runtime: _serve(config, runtime, sink))
+    finally:
+        sink.close()
+
+
+async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
+    node = config.node
+    upstreams = None if node.allow_upstreams is None else [(p.host, p.port) for p in node.allow_upstreams]
+    backends = Backends(runtime, Allowance(upstreams, frozenset(node.credentials)))
+    metrics = NodeMetrics()
+    supervisor = Supervisor(
+        runtime,
+        backends,
+        metrics,
+        SupervisorPolicy(ReconnectPolicy(config.reconnect.max_attempts, config.reconnect.interval_sec)),
+        host=node.edge.host,
+        port=node.edge.port,
+        token=node.token.get_secret_value,
+        drain_s=node.drain_timeout_sec,
+        timing=limits.timing_from_environment(),
+    )
+    _watch(metrics, backends, supervisor, sink)
+    net_loop.on_signals(runtime.loop, lambda signum: supervisor.stop())
+    gc.freeze()
+    try:
+        return await supervisor.run()
+    finally:
+        backends.close()
+
+
+def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sink: logs.Sink) -> None:
+    """Metrics that mirror state read it when they are scraped."""
+    metrics.slots.watch(lambda: sum(backends.gate.held(p) for p in backends.providers))
+    metrics.capacity.watch(lambda: sum(p.config.max_concurrency for p in backends.providers.values()))
+    metrics.provider_connections.watch(lambda: sum(len(p.pool.connections) for p in backends.providers.values()))
+    metrics.ready.watch(lambda: int(supervisor.connected))
+    metrics.log_lines_dropped.watch(lambda: sink.dropped)

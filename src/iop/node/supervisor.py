@@ -1,0 +1,153 @@
+"""Keeps a node connected (SUP-1 … SUP-5): dials, waits, asks the policy, dials again. Decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl as ssl_module
+from collections.abc import Callable
+from typing import Any
+
+from iop.net.loop import Runtime
+from iop.node.agent import Agent, Backends
+from iop.node.supervisor_policy import Ended, Exit, Retry, SupervisorPolicy
+from iop.observability.metrics import NodeMetrics
+from iop.wire import limits
+
+__all__ = ["Supervisor"]
+
+log = logging.getLogger("iop.node.supervisor")
+
+CONNECT_TIMEOUT_S = 10.0
+DRAIN_POLL_S = 0.05
+
+
+class Supervisor:
+    """``run`` returns the exit code; ``stop`` ends it in order, ``stop`` again ends it at once."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        backends: Backends,
+        metrics: NodeMetrics,
+        policy: SupervisorPolicy,
+        *,
+        host: str,
+        port: int,
+        token: Callable[[], str],
+        drain_s: float,
+        ssl: ssl_module.SSLContext | None = None,
+        timing: limits.Timing = limits.TIMING,
+    ) -> None:
+        self.agent: Agent | None = None
+        self._runtime = runtime
+        self._backends = backends
+        self._metrics = metrics
+        self._policy = policy
+        self._host = host
+        self._port = port
+        self._token = token
+        self._drain_s = drain_s
+        self._ssl = ssl
+        self._timing = timing
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain and leave; a second call leaves at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    @property
+    def connected(self) -> bool:
+        return self._policy.state.value == "ready"
+
+    async def run(self) -> int:
+        while True:
+            ended, detail = await self._session()
+            if self._stop.is_set():
+                return self._policy.shutdown().code
+            verdict = self._policy.ended(ended, random.random())  # noqa: S311 - jitter
+            if isinstance(verdict, Exit):
+                self._say_exit(verdict, detail)
+                return verdict.code
+            self._say_retry(verdict, detail)
+            try:
+                await asyncio.wait_for(self._stop.wait(), verdict.delay_s)
+                return self._policy.shutdown().code
+            except TimeoutError:
+                self._policy.retry()
+
+    async def _session(self) -> tuple[Ended, str]:
+        """One connection, from dialling to its end."""
+        agent = Agent(self._runtime, self._backends, self._metrics, self._token(), self._on_ready, self._timing)
+        dial = self._runtime.loop.create_connection(lambda: agent.link, self._host, self._port, ssl=self._ssl)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        dialling = asyncio.ensure_future(asyncio.wait_for(dial, CONNECT_TIMEOUT_S))
+        try:
+            await asyncio.wait({dialling, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not dialling.done():
+                dialling.cancel()
+                await asyncio.wait({dialling})
+                return Ended.CONNECT_FAILED, "stopped while connecting"
+            try:
+                dialling.result()
+            except (OSError, TimeoutError) as exc:
+                self._metrics.connects["failed"].value += 1
+                return Ended.CONNECT_FAILED, _why(exc)
+            self.agent = agent
+            waits: set[asyncio.Future[Any]] = {agent.done, stopped}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not agent.done.done():
+                await self._drain(agent)
+                agent.leave()
+            outcome, detail = await agent.done
+            return Ended(outcome.value), detail
+        finally:
+            self.agent = None
+            stopped.cancel()
+
+    async def _drain(self, agent: Agent) -> None:
+        """Lets running calls finish within the drain time, then cancels what is left (SUP-4, SUP-5)."""
+        agent.drain(self._drain_s)
+        log.info("draining", extra={"fields": {"tunnels": len(agent.tunnels)}})
+        deadline_at = self._runtime.loop.time() + self._drain_s
+        while agent.tunnels and self._runtime.loop.time() < deadline_at and not agent.done.done():
+            try:
+                await asyncio.wait_for(self._hurry.wait(), DRAIN_POLL_S)
+                break
+            except TimeoutError:
+                continue
+        for tunnel in list(agent.tunnels.values()):
+            tunnel.cancel()
+
+    def _on_ready(self) -> None:
+        self._policy.ready()
+        self._metrics.connects["ready"].value += 1
+        log.info("edge_connected", extra={"fields": {"edge": f"{self._host}:{self._port}"}})
+
+    def _say_retry(self, verdict: Retry, detail: str) -> None:
+        limit = str(verdict.max_attempts) if verdict.max_attempts else "unlimited"
+        fields = {
+            "reason": verdict.reason.value,
+            "detail": detail,
+            "edge": f"{self._host}:{self._port}",
+            "attempt": f"{verdict.attempt} of {limit}",
+            "next_in_s": round(verdict.delay_s, 1),
+        }
+        log.warning("edge_unreachable" if verdict.attempt else "edge_lost", extra={"fields": fields})
+
+    def _say_exit(self, verdict: Exit, detail: str) -> None:
+        self._metrics.connects["rejected"].value += verdict.code == 3
+        log.error("giving_up", extra={"fields": {"reason": verdict.reason.value, "detail": detail}})
+
+
+def _why(exc: BaseException) -> str:
+    """What a failed connect says to a person."""
+    if isinstance(exc, ConnectionRefusedError):
+        return "connection refused; is the edge running, with this transport.listen?"
+    if isinstance(exc, TimeoutError):
+        return f"no answer within {CONNECT_TIMEOUT_S:g} s"
+    return getattr(exc, "strerror", None) or type(exc).__name__

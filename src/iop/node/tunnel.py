@@ -1,0 +1,329 @@
+"""One raw tunnel on the node: an HTTP request to a provider, its answer relayed as frames (TUN, EXEC-7, EXEC-11).
+
+    CONNECTING ──connected──▶ WAITING ──head──▶ BODY ──body complete──▶ DONE
+        ▲  └─────────┬───────────┴───────────────┴── failure, cancel, stall, deadline ──▶ CLOSING ──call closed──▶ DONE
+        └────────────┘ (kept connection found dead before a byte was written)
+
+A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
+(EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held until
+the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection that was
+dead before a byte of this request had left (TUN-5).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from iop._fast.body import FRAMING_NONE, BodyDecoder, check_header_block, filter_headers
+from iop._fast.relay import ProviderStream
+from iop._fast.scan import FieldScanner
+from iop._fast.sse import EventSplitter
+from iop.errors import (
+    DeadlineExceeded,
+    InvalidTransition,
+    IopError,
+    ProtocolError,
+    ProviderConnectionLost,
+    ProviderProtocolError,
+    ProviderTruncated,
+    RequestCancelled,
+    ResponseStalled,
+)
+from iop.execution.gate import Slot
+from iop.execution.usage import Usage, read_usage
+from iop.net.http.client import Connection
+from iop.net.http.head import ResponseHead, hop_by_hop
+from iop.net.wheel import Timer
+from iop.node.provider import Provider
+from iop.wire import codec
+from iop.wire import messages as m
+
+if TYPE_CHECKING:
+    from iop.node.agent import Agent
+
+__all__ = ["State", "Tunnel", "failure_of"]
+
+CLOSE_GRACE_S = 2.0  # LIVE-5
+MAX_FIELDS = 128
+
+
+class State(Enum):
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    BODY = "body"
+    CLOSING = "closing"
+    DONE = "done"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.CONNECTING: frozenset({State.WAITING, State.CLOSING, State.DONE}),
+    State.WAITING: frozenset({State.CONNECTING, State.BODY, State.CLOSING, State.DONE}),
+    State.BODY: frozenset({State.CLOSING, State.DONE}),
+    State.CLOSING: frozenset({State.DONE}),
+    State.DONE: frozenset(),
+}
+
+
+def failure_of(error: IopError, *, close_confirmed: bool = True) -> m.ExecutionFailure:
+    """An error of ours as the wire says it (LIVE-6)."""
+    return m.ExecutionFailure(
+        m.ErrorCode[error.code.upper()],
+        retryable=error.retryable,
+        close_confirmed=close_confirmed,
+        message=error.message.encode(),
+    )
+
+
+class Tunnel:
+    """See the module. The agent owns it from ``start`` until it reports back with ``agent.finished``."""
+
+    __slots__ = (
+        "_agent",
+        "_connection",
+        "_deadline_at",
+        "_eof_seen",
+        "_error",
+        "_grace",
+        "_head",
+        "_pieces",
+        "_provider",
+        "_request",
+        "_request_head",
+        "_reused",
+        "_sse",
+        "_started_at",
+        "_unsent_bytes",
+        "_usage",
+        "slot",
+        "state",
+        "stream",
+    )
+
+    def __init__(
+        self, agent: Agent, request: m.ProviderTunnelRequest, provider: Provider, slot: Slot, request_head: bytes
+    ) -> None:
+        now = agent.now
+        self._agent = agent
+        self._request = request
+        self._request_head = request_head
+        self._provider = provider
+        self.slot = slot
+        self.stream = ProviderStream(self)
+        self.state = State.CONNECTING
+        self._connection: Connection | None = None
+        self._head: ResponseHead | None = None
+        self._pieces: list[bytes] = [request.body] if request.body else []
+        self._unsent_bytes = request.body_bytes - len(request.body)  # of the body: still to come from the edge
+        self._started_at = now
+        self._deadline_at = now + request.deadline_ms / 1000 if request.deadline_ms else None
+        self._eof_seen = False
+        self._error: IopError | None = None
+        self._grace: Timer | None = None
+        self._reused = False
+        self._sse = False
+        self._usage = Usage()
+
+    # ---- the call's way out ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        connection = self._provider.pool.take()
+        if connection is None:
+            self._provider.pool.connect(self)
+        else:
+            self.connected(connection)
+
+    def connected(self, connection: Connection) -> None:
+        """A connection is there: the request goes out, as much of it as has come."""
+        self._move(State.WAITING)
+        self._connection = connection
+        self._reused = connection.reused
+        connection.begin(self, self._request_head)
+        for piece in self._pieces:
+            connection.writer.write(piece)
+        if self._request.body_follows:
+            self.stream.feeds(connection.writer)
+
+    def connect_failed(self, error: IopError) -> None:
+        self._error = error
+        self._report()
+
+    def on_request_body(self, data: bytes, last: bool) -> None:
+        """A chunk of the request body. One that does not fit the announced length breaks the wire contract."""
+        self._unsent_bytes -= len(data)
+        if self._unsent_bytes < 0 or last != (self._unsent_bytes == 0):
+            raise ProtocolError("body_length", f"stream {self.stream.stream_id}")
+        if self._connection is not None:
+            self._connection.writer.write(data)
+        elif self.state is State.CONNECTING:
+            self._pieces.append(data)  # bounded by the window: its credit returns when a provider takes it
+
+    # ---- the answer --------------------------------------------------------------------------------------------------
+
+    def response_head(self, head: ResponseHead) -> None:
+        self._move(State.BODY)
+        self._head = head
+        self._pieces = []
+        try:
+            block = filter_headers(head.headers, hop_by_hop(head.headers), ())
+            check_header_block(block, MAX_FIELDS)
+        except IopError:
+            self._stop(ProviderProtocolError())
+            return
+        stream = self.stream
+        stream.head(head.status, block)
+        kind = (head.get(b"content-type") or b"").lower()
+        plain = (head.get(b"content-encoding") or b"identity").lower() == b"identity"
+        splitter = fields = None
+        if kind.startswith(b"text/event-stream") and plain:
+            self._sse = True
+            splitter = EventSplitter(int(self._request.dialect))
+        elif kind.startswith(b"application/json") and plain:
+            fields = FieldScanner(b"usage")
+        stream.begin(BodyDecoder(head.framing, head.content_length), splitter, fields)
+        if head.framing == FRAMING_NONE:
+            self.on_body_end(0)
+
+    def body_bytes(self, data: bytes) -> None:
+        self.stream.feed(data)
+
+    def body_eof(self) -> None:
+        self._eof_seen = True
+        self.stream.eof()
+
+    def on_body_end(self, extra_bytes: int) -> None:
+        """The answer is whole. Bytes behind it make the connection unfit for another call."""
+        head, connection, stream = self._head, self._connection, self.stream
+        assert head is not None
+        self._connection = None
+        stream.feeds(None)
+        if connection is not None:
+            sent = self._unsent_bytes == 0 and connection.writer.pending_bytes == 0
+            keep = head.keep_alive and extra_bytes == 0 and sent
+            connection.finished(keep=keep, rest_s=self._provider.rest_s if self._sse else 0.0)
+        if self._sse and head.status == 200 and not stream.finished:
+            self._error = ProviderTruncated()
+        self._report()
+
+    def on_body_error(self, error: IopError | None) -> None:
+        """The answer is malformed, or cut short (None)."""
+        self._stop(ProviderConnectionLost() if error is None else ProviderProtocolError())
+
+    def pause_source(self) -> None:
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume_source(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    # ---- early ends --------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """The edge wants no more (EXEC-7), or the session is gone."""
+        self._stop(RequestCancelled())
+
+    def tick(self, now: float) -> None:
+        """Looks at the clocks: the deadline first, then silence (LIVE-9, API-10)."""
+        if self.state in (State.CLOSING, State.DONE):
+            return
+        if self._deadline_at is not None and now >= self._deadline_at:
+            self._stop(DeadlineExceeded())
+            return
+        limit_s = self._silence_limit_s()
+        if self.state is State.CONNECTING or limit_s is None or self.stream.paused:
+            return
+        if now - max(self.stream.progress_at, self._started_at) >= limit_s:
+            self._stop(ResponseStalled())
+
+    def _silence_limit_s(self) -> float | None:
+        """Until the first progress the first-response clock counts, where 0 means the deadline alone (LIVE-1)."""
+        request = self._request
+        stall_ms = request.response_stall_timeout_ms or 300_000
+        if self.state is State.WAITING:
+            first_ms = request.first_response_timeout_ms
+            if first_ms is not None:
+                return first_ms / 1000 if first_ms else None
+        return stall_ms / 1000
+
+    def _stop(self, error: IopError) -> None:
+        """Fences what the provider still says, closes the call, and reports once it is closed."""
+        if self.state in (State.CLOSING, State.DONE):
+            return
+        self._error = error
+        self.stream.fence()
+        if self._connection is None:
+            self._provider.pool.forsake(self)
+            self._report()
+            return
+        self._move(State.CLOSING)
+        self._grace = self._agent.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
+        self._connection.abort()
+
+    def _grace_over(self) -> None:
+        """The call did not close in time: say so, and hold the slot until it does (POOL-12)."""
+        assert self._error is not None
+        self._send_error(failure_of(self._error, close_confirmed=False))
+        self.slot.linger()
+
+    def connection_lost(self, error: IopError | None, *, written: bool) -> None:
+        """The provider's socket is closed for certain."""
+        self._connection = None
+        self.stream.feeds(None)
+        if self.state is State.CLOSING:
+            if error is not None:
+                self._error = error
+            self._report()
+        elif error is not None:
+            self._error = error
+            self._report()
+        elif self.state is State.WAITING and self._reused and not written:
+            self._move(State.CONNECTING)  # it was dead before we used it: part of setting up a connection
+            self._provider.pool.connect(self)
+        elif self.state is State.BODY and self._eof_seen:
+            pass  # the end of the body waits in the stream for credit: on_body_end or on_body_error will come
+        else:
+            self._error = ProviderConnectionLost()
+            self._report()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """The one terminal, and the slot back."""
+        if self.state is State.DONE:
+            return
+        response_started = self._head is not None
+        self._move(State.DONE)
+        if self._grace is not None:
+            self._grace.cancel()
+        error = self._error
+        if error is None:
+            self._send_end()
+        else:
+            failure = failure_of(error)
+            failure.connection_reused = self._reused
+            failure.response_started = response_started
+            self._send_error(failure)
+        owed = self.slot.release()
+        self._agent.finished(self, error, owed=owed)
+
+    def _send_end(self) -> None:
+        stream = self.stream
+        raw = stream.usage()
+        for piece in raw:
+            self._usage = self._usage.updated(read_usage(piece))
+        if not self._usage:
+            stream.end()
+            return
+        u = self._usage
+        usage = m.Usage(u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens)
+        stream.send_terminal(codec.tunnel_end(stream.stream_id, stream.next_seq, usage))
+
+    def _send_error(self, failure: m.ExecutionFailure) -> None:
+        stream = self.stream
+        stream.send_terminal(codec.tunnel_error(stream.stream_id, stream.next_seq, failure))
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise InvalidTransition("Tunnel", self.state.value, to.value)
+        self.state = to
