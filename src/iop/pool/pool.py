@@ -12,6 +12,9 @@ Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that b
 waiters of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity
 restores it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
 
+The file is a little over 500 lines because the invariant is kept by these methods together; what can stand alone is in
+lanes, resources, queue and registry.
+
 Lingering units (POOL-12) end by :meth:`Pool.call_closed` or with the generation. So a node owes one call_closed for
 every gate slot that ends otherwise than by a terminal with ``close_confirmed=true`` on the session it is reported to
 (:class:`iop.execution.gate.CapacityGate` keeps that account).
@@ -145,9 +148,8 @@ class Pool:
         resources = self._nodes.get(node_id, {})
         for provider_id in [r.provider_id for r in resources.values() if r.removed and r.busy == 0]:
             del resources[provider_id]
-        if not resources and node_id in self._nodes and node_id not in self._configured:
-            if self.registry.forget(node_id):
-                del self._nodes[node_id]
+        if node_id not in self._configured and not resources and self.registry.forget(node_id):
+            del self._nodes[node_id]
 
     # ---- nodes (REG)
 

@@ -179,8 +179,9 @@ class Registry:
         return record
 
     def forget(self, node_id: str) -> bool:
-        """Drop the record of a node that has no owner. False if it has one."""
-        if self.nodes[node_id].state is not NodeState.OFFLINE:
+        """Drop the record of a node that has no owner. False if it has one, or never had a record."""
+        record = self.nodes.get(node_id)
+        if record is None or record.state is not NodeState.OFFLINE:
             return False
         del self.nodes[node_id]
         return True
