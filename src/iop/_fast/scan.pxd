@@ -497,6 +497,7 @@ cdef struct Capture:
     Py_ssize_t cap
     bint over        # longer than its bound: kept no further
 
+cdef bytes captured(Capture* c)
 cdef int capture(Capture* c, const unsigned char* p, const unsigned char* end, Py_ssize_t max_bytes) except -1
 
 

@@ -47,7 +47,8 @@ class FieldScanner:
     def value(self) -> bytes | None:
         """The member's raw JSON, once the whole document was fed; of several, the last one.
 
-        None if it is absent, longer than ``max_bytes``, or the document is malformed or cut short.
+        None if it is absent, longer than ``max_bytes``, not UTF-8, or the document is malformed or cut short. What is
+        malformed is up to ``json.loads(strict=False)``: NaN and control characters in strings pass.
         """
 
 def splice_model(pieces: list[bytes], span: tuple[int, int], json_target: bytes) -> list[bytes]:

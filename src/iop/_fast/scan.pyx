@@ -360,6 +360,19 @@ cdef int capture(Capture* c, const unsigned char* p, const unsigned char* end, P
     return 0
 
 
+cdef bytes captured(Capture* c):
+    """The text that was kept, or None: nothing, too long, or no UTF-8 (so that whoever parses it need not care)."""
+    cdef bytes text
+    if c.over or c.n == 0:
+        return None
+    text = PyBytes_FromStringAndSize(c.data, c.n)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return None
+    return text
+
+
 cdef class FieldScanner:
     """See scan.pyi."""
 
@@ -408,6 +421,4 @@ cdef class FieldScanner:
         return 0
 
     def value(self):
-        if self.js.state != J_END or not self.complete or self.kept.over:
-            return None
-        return PyBytes_FromStringAndSize(self.kept.data, self.kept.n)
+        return captured(&self.kept) if self.complete and self.js.state == J_END else None

@@ -17,7 +17,7 @@ MESSAGES: Final[int]
 class EventSplitter:
     """Follows one event stream in the given dialect; any chunking of the same bytes gives the same results.
 
-    Nothing is buffered but one usage object (at most 16 KiB; a larger one is not kept), so an event may have any size.
+    Nothing is buffered but the last usage object (of at most 16 KiB, else none), so an event may have any size.
     An event whose data is not a JSON object, or that is not known, is semantic. `OTHER` reads no data: every event is
     semantic, ``[DONE]`` finishes.
     """

@@ -10,7 +10,7 @@ be of any size and cut anywhere, and costs no memory. At the blank line the fact
                                             -> NAME -> EVENT_SPACE -> EVENT ...       START, NAME -> SKIP
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -25,6 +25,7 @@ from iop._fast.scan cimport (
     JSON_OBJECT,
     JSON_STRING,
     capture,
+    captured,
     json_next,
     json_span,
     json_start,
@@ -272,10 +273,6 @@ cdef bint _blames_client(const unsigned char* p, Py_ssize_t n) except -1:
     return n <= WORD_BYTES and p[:n] in CLIENT_FAULTS
 
 
-cdef bytes _text(Capture* kept):
-    return PyBytes_FromStringAndSize(kept.data, kept.n) if kept.n else None
-
-
 cdef class EventSplitter:
     """See sse.pyi."""
 
@@ -295,10 +292,10 @@ cdef class EventSplitter:
         return self.feed_span(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     def usage(self):
-        return _text(&self.usages[0])
+        return captured(&self.usages[0])
 
     def usage_start(self):
-        return _text(&self.starts[0])
+        return captured(&self.starts[0])
 
     # ---- lines ------------------------------------------------------------------------------------------------------
 
@@ -622,5 +619,3 @@ cdef inline void _keep(Capture* pair) noexcept:
     cdef Capture last = pair[0]
     pair[0] = pair[1]
     pair[1] = last
-    if pair[0].over:
-        pair[0].n = 0
