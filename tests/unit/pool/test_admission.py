@@ -211,6 +211,20 @@ def test_a_waiter_is_refused_when_its_time_is_up_and_not_before() -> None:
 
 
 @pytest.mark.req("POOL-6")
+def test_deadlines_within_one_tick_are_told_apart() -> None:
+    p = provider("p")
+    w = PoolWorld([p], [group("g", p)], QueueLimits(timeout_s=5))
+    w.lease()
+    w.now = 100.01
+    first = w.wait()
+    w.now = 100.03
+    second = w.wait()
+    assert refused(list(w.pool.on_time(105.02))) == [(first.request_id, "queue_timeout")]
+    assert second.waiting
+    w.pool.validate()
+
+
+@pytest.mark.req("POOL-6")
 def test_cancelling_what_does_not_wait_changes_nothing() -> None:
     p = provider("p")
     w = PoolWorld([p], [group("g", p)])
