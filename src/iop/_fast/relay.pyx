@@ -401,6 +401,9 @@ cdef class ProviderStream(Stream):
         cdef Py_ssize_t sizes[SPANS]
         cdef Py_ssize_t i = 0, total = 0, give, used
         cdef int count = 0, what
+        cdef const char* spare
+        cdef Py_ssize_t spare_n
+        cdef bint ended = False
         if self.blocked:
             return 0
         try:
@@ -425,11 +428,11 @@ cdef class ProviderStream(Stream):
                     total += sizes[count]
                     count += 1
                 elif what == bd.BODY_DONE:
-                    if total:
-                        self.push(spans, sizes, count, total)
-                    self.body_ended = True
-                    self.owner.on_body_end(n - i)
-                    return i
+                    ended = True
+                    break
+            if i == n and not ended:
+                # A body of known length is complete with its last byte, which only the next step tells.
+                ended = self.decoder.step(p + n, 0, &used, &spare, &spare_n) == bd.BODY_DONE
         except IopError as exc:
             if total:
                 self.push(spans, sizes, count, total)
@@ -437,6 +440,9 @@ cdef class ProviderStream(Stream):
             return n
         if total:
             self.push(spans, sizes, count, total)
+        if ended:
+            self.body_ended = True
+            self.owner.on_body_end(n - i)
         return i
 
     cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1:
