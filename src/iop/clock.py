@@ -1,7 +1,7 @@
 """Time as a value that is passed in.
 
-Machines never read a clock; whoever drives them does, once per event, and hands the instant over. Instants (``_at``) are
-seconds as floats on one monotonic scale whose zero means nothing.
+Machines never read a clock; whoever drives them does, once per event, and hands the instant over. Instants (``_at``)
+are seconds as floats on one monotonic scale whose zero means nothing.
 """
 
 from __future__ import annotations

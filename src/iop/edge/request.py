@@ -14,7 +14,7 @@ In CANCELLING the client has its answer or is gone, and the lease waits for the 
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.body import check_header_block, filter_headers
@@ -77,7 +77,7 @@ _TO_CLIENT_DROP = frozenset(
 _TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
 
 
-class State(Enum):
+class State(StrEnum):
     NEW = "new"
     WAITING = "waiting"
     SENT = "sent"
@@ -263,7 +263,7 @@ class ClientRequest:
                 b"".join(pieces) if inline else b"",
                 total,
                 body_follows=not inline,
-                dialect=m.EventDialect(self.endpoint.dialect),
+                dialect=self.endpoint.dialect,
                 first_response_timeout_ms=provider.first_response_timeout_ms,
                 streaming=intake.streaming,
             )
@@ -472,6 +472,10 @@ class ClientRequest:
             self._leased = False
             actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.now, lingering=lingering)
         self._log()
+        # These three and we refer to each other: taken apart here, nothing is left for the collector to find.
+        self._ex.context = None
+        if self.ticket is not None:
+            self.ticket.owner = None
         if actions:
             d.perform(actions)
 

@@ -9,63 +9,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any
 
 from iop import __version__
 from iop._fast.relay import ProviderStream
 from iop.errors import IopError, NodeDraining, ProtocolError, UnknownProvider
+from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
 from iop.execution.gate import CapacityGate
 from iop.net.link import Link
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS
 from iop.node.adapters.echo import EchoServer
 from iop.node.provider import Allowance, ConfigRejected, Provider
-from iop.node.tunnel import Tunnel, failure_of
+from iop.node.report import on_wire
+from iop.node.supervisor_policy import Ended
+from iop.node.tunnel import Tunnel
 from iop.observability.metrics import NodeMetrics
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import NodeSession, State
 
-__all__ = ["Agent", "Backends", "Outcome"]
+__all__ = ["Agent", "Backends"]
 
 log = logging.getLogger("iop.node.agent")
 
 WATCH_TICK_S = 0.25
 
 
-class Outcome(Enum):
-    """How a connection ended, for the supervisor; the names are those of its reasons."""
-
-    CONNECTION_LOST = "connection_lost"
-    HEARTBEAT_TIMEOUT = "heartbeat_timeout"
-    READY_TIMEOUT = "ready_timeout"
-    PROTOCOL_ERROR = "protocol_error"
-    GOODBYE = "goodbye"
-    DUPLICATE_CONNECTION = "duplicate_connection"
-    CONFIG_BUILD_FAILED = "config_build_failed"
-    STALE_CONNECTION = "stale_connection"
-    SHUTTING_DOWN = "shutting_down"
-    BAD_CONFIG = "bad_config"
-    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, not a secret
-    IDENTITY_MISMATCH = "identity_mismatch"
-    PROTOCOL_MISMATCH = "protocol_mismatch"
-
-
-_REJECTED: dict[m.RejectReason, Outcome] = {
-    m.RejectReason.UNKNOWN_TOKEN: Outcome.UNKNOWN_TOKEN,
-    m.RejectReason.DUPLICATE_CONNECTION: Outcome.DUPLICATE_CONNECTION,
-    m.RejectReason.CONFIG_BUILD_FAILED: Outcome.CONFIG_BUILD_FAILED,
-    m.RejectReason.PROTOCOL_MISMATCH: Outcome.PROTOCOL_MISMATCH,
-    m.RejectReason.IDENTITY_MISMATCH: Outcome.IDENTITY_MISMATCH,
-    m.RejectReason.STALE_CONNECTION: Outcome.STALE_CONNECTION,
-    m.RejectReason.SHUTTING_DOWN: Outcome.SHUTTING_DOWN,
+_REJECTED: dict[m.RejectReason, Ended] = {
+    m.RejectReason.UNKNOWN_TOKEN: Ended.UNKNOWN_TOKEN,
+    m.RejectReason.DUPLICATE_CONNECTION: Ended.DUPLICATE_CONNECTION,
+    m.RejectReason.CONFIG_BUILD_FAILED: Ended.CONFIG_BUILD_FAILED,
+    m.RejectReason.PROTOCOL_MISMATCH: Ended.PROTOCOL_MISMATCH,
+    m.RejectReason.IDENTITY_MISMATCH: Ended.IDENTITY_MISMATCH,
+    m.RejectReason.STALE_CONNECTION: Ended.STALE_CONNECTION,
+    m.RejectReason.SHUTTING_DOWN: Ended.EDGE_SHUTTING_DOWN,
 }
-_TIMEOUTS: dict[str, Outcome] = {
-    "heartbeat_timeout": Outcome.HEARTBEAT_TIMEOUT,
-    "write_stalled": Outcome.HEARTBEAT_TIMEOUT,
-    "ready_timeout": Outcome.READY_TIMEOUT,
-    "register_timeout": Outcome.READY_TIMEOUT,
+_TIMEOUTS: dict[str, Ended] = {
+    "heartbeat_timeout": Ended.HEARTBEAT_TIMEOUT,
+    "write_stalled": Ended.HEARTBEAT_TIMEOUT,
+    "ready_timeout": Ended.READY_TIMEOUT,
+    "register_timeout": Ended.READY_TIMEOUT,
 }
 
 
@@ -131,6 +115,7 @@ class Agent:
         metrics: NodeMetrics,
         token: str,
         on_ready: Callable[[], None],
+        *,
         timing: limits.Timing = limits.TIMING,
     ) -> None:
         self.runtime = runtime
@@ -138,12 +123,12 @@ class Agent:
         self.metrics = metrics
         self.session = NodeSession(runtime.hub, self, self.now, timing=timing)
         self.link = Link(self.session, self)
-        self.done: asyncio.Future[tuple[Outcome, str]] = runtime.loop.create_future()
+        self.done: asyncio.Future[tuple[Ended, str]] = runtime.loop.create_future()
         self.tunnels: dict[int, Tunnel] = {}
         self.draining = False
         self._token = token
         self._on_ready = on_ready
-        self._outcome: tuple[Outcome, str] | None = None
+        self._outcome: tuple[Ended, str] | None = None
         self._applying: asyncio.Task[None] | None = None
         self._ticking = True
 
@@ -165,16 +150,16 @@ class Agent:
         for tunnel in list(self.tunnels.values()):
             tunnel.cancel()
         if not self.done.done():
-            self.done.set_result(self._outcome or (Outcome.CONNECTION_LOST, reason))
+            self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason))
 
     def ended(self, reason: str, detail: str) -> None:
         outcome = _TIMEOUTS.get(reason)
         if outcome is None:
             self.metrics.protocol_errors[reason].value += 1
-        self._finish(outcome or Outcome.PROTOCOL_ERROR, f"{reason}: {detail}")
+        self._finish(outcome or Ended.PROTOCOL_ERROR, f"{reason}: {detail}")
         self.link.abort(reason)
 
-    def _finish(self, outcome: Outcome, detail: str) -> None:
+    def _finish(self, outcome: Ended, detail: str) -> None:
         if self._outcome is None:
             self._outcome = (outcome, detail)
 
@@ -196,7 +181,7 @@ class Agent:
 
     def _registered(self, response: m.RegisterResponse) -> None:
         if not response.accepted:
-            self._finish(_REJECTED.get(response.reason, Outcome.CONNECTION_LOST), response.message)
+            self._finish(_REJECTED.get(response.reason, Ended.CONNECTION_LOST), response.message)
             self.link.close("rejected")
             return
         assert response.config is not None  # decode checks it
@@ -216,7 +201,7 @@ class Agent:
             except (ConfigRejected, OSError) as exc:
                 ref = exc.ref if isinstance(exc, ConfigRejected) else ""
                 text = exc.message if isinstance(exc, ConfigRejected) else "the built-in provider cannot listen"
-                self._finish(Outcome.BAD_CONFIG, text)
+                self._finish(Ended.BAD_CONFIG, text)
                 self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=ConfigRejected.code, ref=ref)
                 self.link.close("config_rejected")
                 return
@@ -236,11 +221,11 @@ class Agent:
         if response.ready:
             self._on_ready()
         else:
-            self._finish(_REJECTED.get(response.reason, Outcome.STALE_CONNECTION), "the edge refused the ready node")
+            self._finish(_REJECTED.get(response.reason, Ended.STALE_CONNECTION), "the edge refused the ready node")
             self.link.close("refused")
 
     def _goodbye(self, message: m.Goodbye) -> None:
-        self._finish(Outcome.GOODBYE, message.reason.name.lower())
+        self._finish(Ended.GOODBYE, message.reason.name.lower())
         self.link.close("goodbye")
 
     # ---- work --------------------------------------------------------------------------------------------------------
@@ -260,11 +245,7 @@ class Agent:
             return self._refuse(request, failure_of(exc))
         if slot is None:
             self.metrics.capacity_refusals.add()
-            held = self.backends.gate.report_full(request.provider_id)
-            full = m.ExecutionFailure(
-                m.ErrorCode.CAPACITY_EXCEEDED, retryable=True, close_confirmed=True, slots_held=held
-            )
-            return self._refuse(request, full)
+            return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
         tunnel = Tunnel(self, request, provider, slot, head)
         try:
             mux.adopt(tunnel.stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
@@ -274,11 +255,11 @@ class Agent:
         self.tunnels[request.stream_id] = tunnel
         return tunnel.start()
 
-    def _refuse(self, request: m.ProviderTunnelRequest, failure: m.ExecutionFailure) -> None:
+    def _refuse(self, request: m.ProviderTunnelRequest, failure: ExecutionFailure) -> None:
         stream = ProviderStream(_NOBODY)
         self.session.mux.adopt(stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
-        stream.send_terminal(codec.tunnel_error(request.stream_id, 0, failure))
-        self.metrics.tunnels[failure.code.name.lower()].value += 1
+        stream.send_terminal(codec.tunnel_error(request.stream_id, 0, on_wire(failure)))
+        self.metrics.tunnels[failure.code].value += 1
 
     def _cancel(self, request: m.CancelRequest) -> None:
         tunnel = self.tunnels.get(request.stream_id)
@@ -313,7 +294,7 @@ class Agent:
 
     def leave(self) -> None:
         """Says goodbye and closes."""
-        self._finish(Outcome.GOODBYE, "local shutdown")
+        self._finish(Ended.GOODBYE, "local shutdown")
         self.session.goodbye(m.GoodbyeReason.SHUTDOWN)
         self.link.close("shutdown")
 

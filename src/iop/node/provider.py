@@ -1,7 +1,7 @@
 """One configured backend as this node runs it: what it may be asked, where it is, how its connections are kept.
 
-The edge proposes (``ProviderConfig``); what the node's owner did not allow is refused here, once, when the configuration
-is applied (TUN-6, TUN-7). Messages name the provider id, never its URL.
+The edge proposes (``ProviderConfig``); what the node's owner did not allow is refused here, once, when the
+configuration is applied (TUN-6, TUN-7). Messages name the provider id, never its URL.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from iop.net.loop import Runtime
 from iop.node.agent import Agent, Backends
-from iop.node.supervisor_policy import Ended, Exit, Retry, SupervisorPolicy
+from iop.node.supervisor_policy import Ended, Exit, Retry, State, SupervisorPolicy
 from iop.observability.metrics import NodeMetrics
 from iop.wire import limits
 
@@ -62,7 +62,7 @@ class Supervisor:
 
     @property
     def connected(self) -> bool:
-        return self._policy.state.value == "ready"
+        return self._policy.state is State.READY
 
     async def run(self) -> int:
         while True:
@@ -82,7 +82,7 @@ class Supervisor:
 
     async def _session(self) -> tuple[Ended, str]:
         """One connection, from dialling to its end."""
-        agent = Agent(self._runtime, self._backends, self._metrics, self._token(), self._on_ready, self._timing)
+        agent = Agent(self._runtime, self._backends, self._metrics, self._token(), self._on_ready, timing=self._timing)
         dial = self._runtime.loop.create_connection(lambda: agent.link, self._host, self._port, ssl=self._ssl)
         stopped = asyncio.ensure_future(self._stop.wait())
         dialling = asyncio.ensure_future(asyncio.wait_for(dial, CONNECT_TIMEOUT_S))
@@ -103,8 +103,7 @@ class Supervisor:
             if not agent.done.done():
                 await self._drain(agent)
                 agent.leave()
-            outcome, detail = await agent.done
-            return Ended(outcome.value), detail
+            return await agent.done
         finally:
             self.agent = None
             stopped.cancel()

@@ -5,14 +5,14 @@
         └────────────┘ (kept connection found dead before a byte was written)
 
 A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
-(EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held until
-the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection that was
-dead before a byte of this request had left (TUN-5).
+(EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
+until the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection
+that was dead before a byte of this request had left (TUN-5).
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, check_header_block, filter_headers
@@ -30,25 +30,27 @@ from iop.errors import (
     RequestCancelled,
     ResponseStalled,
 )
+from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of, stalled
 from iop.execution.gate import Slot
 from iop.execution.usage import Usage, read_usage
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead, hop_by_hop
 from iop.net.wheel import Timer
 from iop.node.provider import Provider
+from iop.node.report import on_wire
 from iop.wire import codec
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
     from iop.node.agent import Agent
 
-__all__ = ["State", "Tunnel", "failure_of"]
+__all__ = ["State", "Tunnel"]
 
 CLOSE_GRACE_S = 2.0  # LIVE-5
 MAX_FIELDS = 128
 
 
-class State(Enum):
+class State(StrEnum):
     CONNECTING = "connecting"
     WAITING = "waiting"
     BODY = "body"
@@ -65,16 +67,6 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
-def failure_of(error: IopError, *, close_confirmed: bool = True) -> m.ExecutionFailure:
-    """An error of ours as the wire says it (LIVE-6)."""
-    return m.ExecutionFailure(
-        m.ErrorCode[error.code.upper()],
-        retryable=error.retryable,
-        close_confirmed=close_confirmed,
-        message=error.message.encode(),
-    )
-
-
 class Tunnel:
     """See the module. The agent owns it from ``start`` until it reports back with ``agent.finished``."""
 
@@ -86,6 +78,7 @@ class Tunnel:
         "_error",
         "_grace",
         "_head",
+        "_idle_ms",
         "_pieces",
         "_provider",
         "_request",
@@ -118,6 +111,7 @@ class Tunnel:
         self._started_at = now
         self._deadline_at = now + request.deadline_ms / 1000 if request.deadline_ms else None
         self._eof_seen = False
+        self._idle_ms = 0
         self._error: IopError | None = None
         self._grace: Timer | None = None
         self._reused = False
@@ -233,7 +227,9 @@ class Tunnel:
         limit_s = self._silence_limit_s()
         if self.state is State.CONNECTING or limit_s is None or self.stream.paused:
             return
-        if now - max(self.stream.progress_at, self._started_at) >= limit_s:
+        silence_s = now - max(self.stream.progress_at, self._started_at)
+        if silence_s >= limit_s:
+            self._idle_ms = int(silence_s * 1000)
             self._stop(ResponseStalled())
 
     def _silence_limit_s(self) -> float | None:
@@ -263,7 +259,7 @@ class Tunnel:
     def _grace_over(self) -> None:
         """The call did not close in time: say so, and hold the slot until it does (POOL-12)."""
         assert self._error is not None
-        self._send_error(failure_of(self._error, close_confirmed=False))
+        self._send_error(self._failure(self._error, close_confirmed=False))
         self.slot.linger()
 
     def connection_lost(self, error: IopError | None, *, written: bool) -> None:
@@ -292,19 +288,15 @@ class Tunnel:
         """The one terminal, and the slot back."""
         if self.state is State.DONE:
             return
-        response_started = self._head is not None
         self._move(State.DONE)
         if self._grace is not None:
             self._grace.cancel()
         error = self._error
+        owed = self.slot.release()  # before the terminal, which says that the call is closed
         if error is None:
             self._send_end()
         else:
-            failure = failure_of(error)
-            failure.connection_reused = self._reused
-            failure.response_started = response_started
-            self._send_error(failure)
-        owed = self.slot.release()
+            self._send_error(self._failure(error, close_confirmed=True))
         self._agent.finished(self, error, owed=owed)
 
     def _send_end(self) -> None:
@@ -319,9 +311,19 @@ class Tunnel:
         usage = m.Usage(u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens)
         stream.send_terminal(codec.tunnel_end(stream.stream_id, stream.next_seq, usage))
 
-    def _send_error(self, failure: m.ExecutionFailure) -> None:
+    def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
+        if isinstance(error, ResponseStalled):
+            return stalled(ProviderHealth.UNKNOWN, seq=0, idle_ms=self._idle_ms, close_confirmed=close_confirmed)
+        return failure_of(
+            error,
+            close_confirmed=close_confirmed,
+            connection_reused=self._reused,
+            response_started=self._head is not None,
+        )
+
+    def _send_error(self, failure: ExecutionFailure) -> None:
         stream = self.stream
-        stream.send_terminal(codec.tunnel_error(stream.stream_id, stream.next_seq, failure))
+        stream.send_terminal(codec.tunnel_error(stream.stream_id, stream.next_seq, on_wire(failure)))
 
     def _move(self, to: State) -> None:
         if to not in TRANSITIONS[self.state]:

@@ -244,7 +244,39 @@ def decode(data: bytes) -> m.Message | HotFrame:
             check(payload)
         except _BadError as bad:
             raise ProtocolError("bad_message", f"{name}.{bad.args[0]}") from None
+    if cls is m.ProviderTunnelRequest:
+        return _tunnel_request(payload)
     return cast("m.Message", _value(cls, payload))
+
+
+def _tunnel_request(p: Any) -> m.ProviderTunnelRequest:
+    """By hand, as its encoder and for the same reason."""
+    lease = p.lease
+    return m.ProviderTunnelRequest(
+        p.stream_id,
+        p.run_id,
+        p.adapter,
+        p.provider_id,
+        p.target,
+        p.window_bytes,
+        p.deadline_ms,
+        p.response_stall_timeout_ms,
+        m.LeaseBinding(lease.lease_id, lease.long, lease.attempt, lease.credential_envelope),
+        p.method,
+        p.path,
+        p.query,
+        p.header_block,
+        p.body,
+        p.body_bytes,
+        p.session_id,
+        p.body_follows,
+        _DIALECTS.get(p.dialect, m.EventDialect.UNSPECIFIED),
+        p.first_response_timeout_ms if p.HasField("first_response_timeout_ms") else None,
+        p.streaming,
+    )
+
+
+_DIALECTS = {dialect.value: dialect for dialect in m.EventDialect}
 
 
 def _hot_tunnel_frame(p: Any) -> HotFrame:

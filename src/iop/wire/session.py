@@ -11,7 +11,7 @@ connection is dead. Bytes enter through ``mux.feed``; messages that are legal in
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from iop._fast.mux import Mux, Stream
@@ -23,7 +23,7 @@ from iop.wire import messages as m
 __all__ = ["EdgeSession", "Handler", "NodeSession", "Session", "State"]
 
 
-class State(Enum):
+class State(StrEnum):
     CONNECTED = "connected"
     REGISTERING = "registering"
     PENDING = "pending"

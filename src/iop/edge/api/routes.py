@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from iop._fast import sse
+from iop.wire.messages import EventDialect
 
 __all__ = ["MODELS_PREFIX", "ROUTES", "Endpoint", "Shape"]
 
@@ -28,19 +28,25 @@ class Endpoint:
     name: str
     path: bytes
     provider_path: bytes
-    dialect: int
+    dialect: EventDialect
     shape: Shape
 
 
 ROUTES: dict[bytes, Endpoint] = {
     e.path: e
     for e in (
-        Endpoint("chat", b"/v1/chat/completions", b"/chat/completions", sse.CHAT, Shape.OPENAI),
-        Endpoint("completions", b"/v1/completions", b"/completions", sse.CHAT, Shape.OPENAI),
-        Endpoint("responses", b"/v1/responses", b"/responses", sse.RESPONSES, Shape.OPENAI),
-        Endpoint("embeddings", b"/v1/embeddings", b"/embeddings", sse.OTHER, Shape.OPENAI),
-        Endpoint("messages", b"/v1/messages", b"/messages", sse.MESSAGES, Shape.ANTHROPIC),
-        Endpoint("count_tokens", b"/v1/messages/count_tokens", b"/messages/count_tokens", sse.OTHER, Shape.ANTHROPIC),
+        Endpoint("chat", b"/v1/chat/completions", b"/chat/completions", EventDialect.CHAT, Shape.OPENAI),
+        Endpoint("completions", b"/v1/completions", b"/completions", EventDialect.CHAT, Shape.OPENAI),
+        Endpoint("responses", b"/v1/responses", b"/responses", EventDialect.RESPONSES, Shape.OPENAI),
+        Endpoint("embeddings", b"/v1/embeddings", b"/embeddings", EventDialect.UNSPECIFIED, Shape.OPENAI),
+        Endpoint("messages", b"/v1/messages", b"/messages", EventDialect.MESSAGES, Shape.ANTHROPIC),
+        Endpoint(
+            "count_tokens",
+            b"/v1/messages/count_tokens",
+            b"/messages/count_tokens",
+            EventDialect.UNSPECIFIED,
+            Shape.ANTHROPIC,
+        ),
     )
 }
 

@@ -1,7 +1,7 @@
 """The node's HTTP/1.1 client: pooled connections to one provider each, driven by callbacks (TUN-5, TUN-8, API-6).
 
-A ``ProviderPool`` hands out a kept connection at once or makes one; nothing limits how many there are, since the gate in
-front of it does (EXEC-3). A connection that ended a streamed response rests ``reuse_delay_s`` before it is used again,
+A ``ProviderPool`` hands out a kept connection at once or makes one; nothing limits how many there are, since the gate
+in front of it does (EXEC-3). A connection that ended a streamed response rests before it is used again,
 and a kept one is asked for EOF when it is taken: some servers close right after a stream.
 
     take() ─▶ connection ─begin(call, request)─▶ call.response_head ─▶ call.body_bytes* ─ finished() ─▶ kept | closed

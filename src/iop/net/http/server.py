@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Protocol, cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
@@ -39,7 +39,7 @@ RDHUP_S = 0.25
 TIMEOUT_BODY = b'{"error":{"message":"the request did not arrive in time","type":"timeout","code":"timeout"}}'
 
 
-class State(Enum):
+class State(StrEnum):
     IDLE = "idle"
     HEAD = "head"
     BODY = "body"

@@ -1,0 +1,28 @@
+"""What the node reports to its edge, in the wire's words."""
+
+from __future__ import annotations
+
+from iop.execution.failure import ExecutionFailure
+from iop.wire import messages as m
+
+__all__ = ["on_wire"]
+
+
+def on_wire(failure: ExecutionFailure) -> m.ExecutionFailure:
+    """A failure as ExecutionFailure of the wire (LIVE-6); the members of the enums are the same, by name."""
+    health, liveness = failure.provider_health, failure.liveness_classification
+    return m.ExecutionFailure(
+        m.ErrorCode[failure.code.upper()],
+        retryable=failure.retryable,
+        provider_health=m.ProviderHealth[health.name] if health else m.ProviderHealth.UNSPECIFIED,
+        liveness_classification=(
+            m.LivenessClassification[liveness.name] if liveness else m.LivenessClassification.UNSPECIFIED
+        ),
+        health_observation_seq=failure.health_observation_seq,
+        idle_ms=failure.idle_ms,
+        close_confirmed=failure.close_confirmed,
+        slots_held=failure.slots_held,
+        connection_reused=failure.connection_reused,
+        response_started=failure.response_started,
+        message=failure.message,
+    )
