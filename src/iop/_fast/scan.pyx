@@ -108,8 +108,10 @@ cdef void _count_runs(Runs* r, const unsigned char* p, Py_ssize_t n) noexcept no
         j = i + INLINE_RUN_BYTES
         while j < n and _in_run(p, j, n):
             j += 1
-        if j == n or (j + 1 == n and p[j] == b"\\"):
-            break
+        r.backslash = j + 1 == n and p[j] == b"\\"
+        if j == n or r.backslash:
+            r.open_bytes = j - start
+            return
         _run_ends(r, j - start)
         i = j + 1
     if i < n and p[n - 1] == b"\\":

@@ -154,6 +154,17 @@ def test_estimates_count_ascii_by_three_others_by_two_and_images_flat() -> None:
     assert scan(b'{"model":"m","x":["%b","%b"]}' % (slashed, image)).estimated_tokens // 1500 == 2
 
 
+@pytest.mark.req("POOL-2")
+def test_an_image_cut_inside_an_escaped_slash_is_still_one() -> None:
+    body = b'{"model":"m","x":"' + b"A" * 1030 + b"\\/" * 8 + b'B"}'
+    for cut in range(len(body)):
+        scanner = RequestScanner()
+        for part in (body[:cut], body[cut:]):
+            scanner.feed(part)
+        scanner.finish()
+        assert scanner.estimated_tokens == len(b'{"model":"m","x":""}') // 3 + 1500
+
+
 def test_a_large_prompt_dripped_costs_linear_time() -> None:
     """A scanner that rescans what it has would look at 10^12 bytes here and never end."""
     scanner = RequestScanner()

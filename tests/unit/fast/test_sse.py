@@ -69,6 +69,8 @@ def run(dialect: int, stream: bytes, size: int = 1 << 30) -> tuple[int, EventSpl
         (b"data: not json\n\n", SEMANTIC),
         (b'data: {"choices":[{"delta":{}]}\n\n', SEMANTIC),
         (b'data: {"choices":[]} {}\n\n', SEMANTIC),
+        (b'data: {"choices":[],"x":1\ndata: }\n\n', PREAMBLE),
+        (b'data: {"choices":[],"x":1\ndata: 2}\n\n', SEMANTIC),
         (event({"object": "chat.something"}), SEMANTIC),
         (event({"error": {"message": "boom", "type": "server_error", "code": 500}}), ERROR),
         (event({"error": {"message": "no", "type": "BadRequestError", "code": 400}}), ERROR | ERROR_4XX),
