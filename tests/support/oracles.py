@@ -201,7 +201,8 @@ def stream_events(stream: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
         return [], False
     *lines, rest = re.split(rb"\r\n|\r|\n", stream)
     events: list[tuple[bytes, bytes]] = []
-    name, data, fields = b"", [], 0
+    name, fields = b"", 0
+    data: list[bytes] = []
     for line in lines:
         if not line:
             if data:
