@@ -1,5 +1,5 @@
 # The one incremental JSON tokenizer (inline: scan.pyx and sse.pyx each compile their own copy), and the scanners that
-# relay.pyx cimports. scan.pyi describes the Python face. (Over 500 lines: one state machine, and inline code has to stand
+# relay.pyx cimports. scan.pyi describes the Python face. (Over 500 lines: one state machine, and inline code must be
 # in a pxd to be shared.)
 #
 # Strict is RFC 8259 with UTF-8 checked. Lenient also takes what Python's json.loads(strict=False) takes: control
