@@ -31,6 +31,7 @@ __all__ = [
     "ModelNotFound",
     "NodeDisconnected",
     "NodeDraining",
+    "Overloaded",
     "PayloadTooLarge",
     "ProtocolError",
     "ProviderConnectionLost",
@@ -155,6 +156,13 @@ class RouteNotFound(IopError):
 class PayloadTooLarge(IopError):
     code, status = "payload_too_large", 413
     text = "the body is larger than http.max_body_bytes"
+
+
+class Overloaded(IopError):
+    """All clients together hold more body bytes than http.max_buffered_body_bytes (API-8c)."""
+
+    code, status, retryable, retry_after_s = "overloaded", 503, True, 1
+    text = "too many request bodies are being received; try again"
 
 
 class UnsupportedMediaType(IopError):

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 #: Values of the ``api`` label.
-APIS = ("chat", "completions", "responses", "embeddings", "messages", "models", "other")
+APIS = ("chat", "completions", "responses", "embeddings", "messages", "count_tokens", "models", "other")
 
 
 def _codes(cls: type[errors.IopError]) -> Iterator[str]:

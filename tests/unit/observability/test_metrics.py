@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from iop import errors
+from iop.edge.api.routes import ROUTES
 from iop.observability.metrics import APIS, OUTCOMES, EdgeMetrics, Histogram, Metrics, NodeMetrics
 
 
@@ -94,6 +95,11 @@ def test_the_table_is_named_by_the_rules_of_prometheus(metrics: Metrics) -> None
             assert list(family.bounds) == sorted(family.bounds)
             assert family.name.endswith("_seconds")
     assert f"{metrics.prefix}build_info" in {family.name for family in metrics.families}
+
+
+def test_every_endpoint_has_a_label_value() -> None:
+    """One that lacks it would raise in the middle of a link's input, and take the link down."""
+    assert {endpoint.name for endpoint in ROUTES.values()} <= set(APIS)
 
 
 def test_every_error_that_ends_a_request_is_an_outcome() -> None:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
-from iop.errors import HeadError, HeadTooLarge, IopError, PayloadTooLarge
+from iop.errors import HeadError, HeadTooLarge, IopError, Overloaded, PayloadTooLarge
 from iop.net import flow
 from iop.net.http.head import REASONS, RequestHead, parse_request
 from iop.net.loop import LISTEN_BACKLOG, Runtime
@@ -193,13 +193,6 @@ class Exchange:
         self._buffered += len(piece)
         self._connection.server.stats.buffered_body_bytes += len(piece)
         self.pieces.append(piece)
-
-
-class BodyBudget(IopError):
-    """All clients together hold more body bytes than http.max_buffered_body_bytes."""
-
-    code, status, retryable, retry_after_s = "overloaded", 503, True, 1
-    text = "too many request bodies are being received; try again"
 
 
 class HttpConnection(asyncio.Protocol):
@@ -384,7 +377,7 @@ class HttpConnection(asyncio.Protocol):
                 self.server.app_error(exchange, PayloadTooLarge())
                 return used
             if stats.buffered_body_bytes + len(piece) > limits.max_buffered_body_bytes:
-                self.server.app_error(exchange, BodyBudget())
+                self.server.app_error(exchange, Overloaded())
                 return used
             exchange.keep(piece)
             self.server.app.body_piece(exchange, piece)

@@ -1,0 +1,190 @@
+"""A real edge and a real node around scripted providers, started once and used by many tests.
+
+    @async_test()
+    async def test_x(stack: Stack) -> None:
+        async with stack.scene() as scene:
+            client = await scene.send(post("/v1/chat/completions", chat("m")))
+            call = await scene.provider.call()
+
+Every provider of the node is the same scripted server under a path of its own, so a call tells whom it was meant for
+(``call.provider``). When a scene ends, its sockets are closed and the edge must have no lease and no waiter left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.aio import until
+from tests.support.http import Address, Client
+from tests.support.programs import Line, Program, edge_config, edge_program, node_config, node_program
+from tests.support.provider import ScriptedProvider, listening_socket
+
+TOKEN_ENV = {"IOP_TOKEN": "t0", "IOP_OTHER_TOKEN": "t1", "IOP_NODE_TOKEN": "t0"}
+QUIET_S = 5.0
+
+Providers = Mapping[str, Mapping[str, Any]]
+
+
+class Scene:
+    """One test's provider and clients."""
+
+    def __init__(self, stack: Stack, provider: ScriptedProvider) -> None:
+        self.stack = stack
+        self.provider = provider
+        self.clients: list[Client] = []
+
+    async def client(self, *, receive_bytes: int | None = None) -> Client:
+        client = await Client.connect(self.stack.http, receive_bytes=receive_bytes)
+        self.clients.append(client)
+        return client
+
+    async def send(self, request: bytes) -> Client:
+        """A new connection with this request on it."""
+        client = await self.client()
+        client.send(request)
+        return client
+
+    async def status(self) -> Any:
+        """The body of /admin/status."""
+        client = await Client.connect(self.stack.admin)
+        try:
+            client.send(b"GET /admin/status HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answer = await client.answer()
+        finally:
+            await client.close()
+        assert answer.status == 200
+        return answer.json
+
+    async def metrics(self) -> str:
+        client = await Client.connect(self.stack.admin)
+        try:
+            client.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            return (await client.answer()).body.decode()
+        finally:
+            await client.close()
+
+    async def in_use(self, leases: int, waiting: int = 0, *, timeout_s: float = QUIET_S) -> None:
+        """Waits until the edge shows so many leases and waiters."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            status = await self.status()
+            seen = status["leases_in_use"], status["waiting"]
+            if seen == (leases, waiting):
+                return
+            assert loop.time() < deadline, f"leases and waiters are {seen}, not {(leases, waiting)}"
+
+    async def outcome(self, request_id: str | None) -> Line:
+        """The edge's one line about a request."""
+
+        def found() -> Line | None:
+            lines = self.stack.edge.lines
+            return next((x for x in lines if x.get("event") == "request" and x["request_id"] == request_id), None)
+
+        await until(lambda: found() is not None, what=f"an outcome line of {request_id}")
+        line = found()
+        assert line is not None
+        return line
+
+    async def outcomes(self, after: int, count: int) -> list[Line]:
+        """The request lines behind the first ``after`` lines, once there are ``count`` of them."""
+
+        def found() -> list[Line]:
+            return [line for line in self.stack.edge.lines[after:] if line.get("event") == "request"]
+
+        await until(lambda: len(found()) >= count, what=f"{count} outcome lines")
+        return found()
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+
+
+class Stack:
+    """A running pair; ``http`` and ``admin`` are the edge's addresses, ``nodes`` is its node port."""
+
+    def __init__(self, edge: Program, node: Program | None, sock: socket.socket) -> None:
+        self.edge = edge
+        self.node = node
+        self.http: Address = edge.address("http")
+        self.admin: Address = edge.address("admin")
+        self.nodes: Address = edge.address("nodes")
+        self._sock = sock
+
+    @asynccontextmanager
+    async def scene(self) -> AsyncIterator[Scene]:
+        async with ScriptedProvider(self._sock) as provider:
+            scene = Scene(self, provider)
+            try:
+                yield scene
+                await scene.close()
+            finally:
+                await scene.close()
+                for connection in provider.open_connections:
+                    connection.transport.abort()
+            await scene.in_use(0)
+
+
+def fds(program: Program) -> list[str]:
+    """What descriptors a process has open, without those that come and go by themselves (Linux)."""
+    folder = f"/proc/{program.pid}/fd"
+    found = []
+    for name in os.listdir(folder):
+        try:
+            found.append(os.readlink(f"{folder}/{name}"))
+        except FileNotFoundError:
+            continue
+    return sorted(target.partition(":")[0] for target in found)
+
+
+def rss_bytes(program: Program) -> int:
+    """Resident memory of a process (Linux)."""
+    text = Path(f"/proc/{program.pid}/statm").read_text()
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running_stack(
+    folder: Path,
+    providers: Providers,
+    models: list[dict[str, Any]],
+    *,
+    other_providers: Providers | None = None,
+    http: Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> Iterator[Stack]:
+    """Starts an edge and a node ``n1`` with ``providers``, whose ``base_url`` defaults to the scripted server.
+
+    ``other_providers`` belong to a node ``n2`` that is configured and not started.
+    """
+    sock = listening_socket()
+    port = sock.getsockname()[1]
+
+    def entries(rows: Providers) -> list[dict[str, Any]]:
+        base = {"kind": "openai_compat", "capacity": 100}
+        return [{"id": i, "base_url": f"http://127.0.0.1:{port}/{i}/v1", **base, **row} for i, row in rows.items()]
+
+    nodes: list[dict[str, Any]] = [{"id": "n1", "token_env": "IOP_TOKEN", "providers": entries(providers)}]
+    nodes.append({"id": "n2", "token_env": "IOP_OTHER_TOKEN", "providers": entries(other_providers or {})})
+    config = edge_config(http=dict(http or {}), nodes=nodes, models=models, **sections)
+    try:
+        with edge_program(folder, config, env=TOKEN_ENV) as edge:
+            node_file = node_config(edge.address("nodes"))
+            with node_program(folder, node_file, env=TOKEN_ENV) as node:
+                edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
+                yield Stack(edge, node, sock)
+    finally:
+        sock.close()
+
+
+def model(name: str, provider: str | None = None, *, node: str = "n1", **more: Any) -> dict[str, Any]:
+    """A model group with one candidate."""
+    provider = provider or name
+    candidate = {"node": node, "provider": provider, "target": f"real-{name}"}
+    return {"id": name, "candidates": [candidate], **more}
