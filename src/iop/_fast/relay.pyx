@@ -198,7 +198,8 @@ cdef class ClientStream(Stream):
                 self.commit()
             self.state = S_ENDED
             self.mux.forget(self)
-            self.owner.on_terminal(f.kind, extra)
+            owner, self.owner = self.owner, None  # no cycle is left for the collector
+            owner.on_terminal(f.kind, extra)
             return 0
         raise ProtocolError("unknown_kind", str(f.kind))
 
@@ -345,6 +346,7 @@ cdef class ProviderStream(Stream):
             at = self.mux.room(self, fr.tunnel_frame_size(self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0))
             fr.put_tunnel_frame_head(at, self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0)
             self.mux.forget(self)
+        self.owner = None
 
     def send_terminal(self, bytes frame not None):
         """A terminal that the caller encoded with ``next_seq``: an END with usage, or an ERROR. At most one counts."""
@@ -354,6 +356,7 @@ cdef class ProviderStream(Stream):
         if not self.mux.closed:
             self.mux.send(frame, self)
             self.mux.forget(self)
+        self.owner = None
 
     cdef int on_frame(self, fr.Frame* f, object extra) except -1:
         if f.payload != fr.P_TUNNEL_BODY:
