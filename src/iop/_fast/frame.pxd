@@ -14,6 +14,12 @@ cdef enum:
     K_ERROR = 5
 
 
+# What a provider reported, in the order of Usage's fields; a bit of `given` for each that it did report (EXEC-5).
+cdef struct Tokens:
+    unsigned int given
+    unsigned long long[4] counts
+
+
 cdef struct Frame:
     int payload
     unsigned int stream_id
@@ -27,6 +33,8 @@ cdef struct Frame:
     Py_ssize_t body_n
     const char* head
     Py_ssize_t head_n
+    bint has_usage
+    Tokens usage
 
 
 cdef bint decode_plain(const unsigned char* p, Py_ssize_t n, Frame* f) noexcept nogil
@@ -45,6 +53,8 @@ cdef char* put_tunnel_frame_head(
     unsigned int status, Py_ssize_t head_n) noexcept nogil
 cdef char* put_tunnel_frame_tail(
     char* p, unsigned int flags, unsigned int status, const char* head, Py_ssize_t head_n) noexcept nogil
+cdef Py_ssize_t tunnel_end_size(unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil
+cdef char* put_tunnel_end(char* p, unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil
 cdef Py_ssize_t tunnel_body_size(unsigned int stream_id, Py_ssize_t body_n, bint last) noexcept nogil
 cdef char* put_tunnel_body(
     char* p, unsigned int stream_id, const char* body, Py_ssize_t body_n, bint last) noexcept nogil
@@ -56,4 +66,6 @@ cdef char* put_run_event(
 cdef Py_ssize_t credit_size(unsigned int stream_id, unsigned int n) noexcept nogil
 cdef char* put_credit(char* p, unsigned int stream_id, unsigned int n) noexcept nogil
 cdef Py_ssize_t heartbeat_size(unsigned long long seq) noexcept nogil
+cdef int tokens_from(tuple usage, Tokens* out) except -1
+cdef tuple tokens_as_tuple(const Tokens* usage)
 cdef char* put_heartbeat(char* p, int payload, unsigned long long seq) noexcept nogil

@@ -68,17 +68,35 @@ cdef const unsigned char* _varint(
 
 
 # ---- decoder --------------------------------------------------------------------------------------------------------
-# For each payload, what each field number is: 'n' a 32-bit number, 'N' a 64-bit one, 'b' bytes, ' ' not plain.
+# For each payload, what each field number is: 'n' a 32-bit number, 'N' a 64-bit one, 'b' bytes, 'u' Usage, ' ' not
+# plain.
 cdef const char* _shape(int payload) noexcept nogil:
     if payload == P_TUNNEL_FRAME:
-        return b" nnnbnnb"
+        return b" nnnbnnbu"
     if payload == P_TUNNEL_BODY:
-        return b" nbn    "
+        return b" nbn     "
     if payload == P_RUN_EVENT:
-        return b" nnnb   "
+        return b" nnnb    "
     if payload == P_CREDIT:
-        return b" nn     "
-    return b" N      "
+        return b" nn      "
+    return b" N       "
+
+
+cdef bint _usage(const unsigned char* p, const unsigned char* end, Tokens* out) noexcept nogil:
+    """Reads the Usage [p, end): the same rules, four 64-bit numbers, whose presence counts even when they are 0."""
+    cdef unsigned int number, before = 0
+    cdef unsigned char tag
+    while p < end:
+        tag = p[0]
+        number = tag >> 3
+        if tag & 0x87 or number <= before or number > 4:
+            return False
+        before = number
+        p = _varint(p + 1, end, &out.counts[number - 1])
+        if p == NULL:
+            return False
+        out.given |= <unsigned int>1 << (number - 1)
+    return True
 
 
 cdef bint decode_plain(const unsigned char* p, Py_ssize_t n, Frame* f) noexcept nogil:
@@ -107,7 +125,7 @@ cdef bint decode_plain(const unsigned char* p, Py_ssize_t n, Frame* f) noexcept 
         tag = p[0]
         p += 1
         number = tag >> 3
-        if tag & 128 or number <= before or number > 7:
+        if tag & 128 or number <= before or number > 8:
             return False
         before = number
         kind = shape[number]
@@ -123,6 +141,12 @@ cdef bint decode_plain(const unsigned char* p, Py_ssize_t n, Frame* f) noexcept 
             else:
                 f.body = <const char*>p
                 f.body_n = <Py_ssize_t>v
+            p += v
+            continue
+        if kind == c'u':
+            if tag & 7 != 2 or v > <unsigned long long>(end - p) or not _usage(p, p + v, &f.usage):
+                return False
+            f.has_usage = True
             p += v
             continue
         if tag & 7 != 0 or kind == c' ' or (kind == c'n' and v >> 32 != 0):
@@ -220,6 +244,60 @@ cdef char* put_tunnel_frame_tail(
     return _put_blob(p, 0x3A, head, head_n)
 
 
+cdef inline Py_ssize_t _usage_inner(const Tokens* usage) noexcept nogil:
+    cdef Py_ssize_t n = 0
+    cdef int i
+    for i in range(4):
+        if usage.given >> i & 1:
+            n += 1 + vlen(usage.counts[i])
+    return n
+
+
+cdef inline Py_ssize_t _tunnel_end_inner(
+        unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
+    cdef Py_ssize_t n = _num(stream_id) + _num(seq) + _num(K_END), inner
+    if usage != NULL:
+        inner = _usage_inner(usage)
+        n += 1 + vlen(inner) + inner
+    return n
+
+
+cdef Py_ssize_t tunnel_end_size(unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
+    return _framed(_tunnel_end_inner(stream_id, seq, usage))
+
+
+cdef char* put_tunnel_end(char* p, unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
+    """The terminal END; usage may be NULL."""
+    cdef int i
+    p = _open(p, P_TUNNEL_FRAME, _tunnel_end_inner(stream_id, seq, usage))
+    p = _put_num(p, 0x08, stream_id)
+    p = _put_num(p, 0x10, seq)
+    p = _put_num(p, 0x18, K_END)
+    if usage != NULL:
+        p[0] = 0x42
+        p = put_varint(p + 1, _usage_inner(usage))
+        for i in range(4):
+            if usage.given >> i & 1:
+                p[0] = <char>((i + 1) << 3)
+                p = put_varint(p + 1, usage.counts[i])
+    return p
+
+
+cdef int tokens_from(tuple usage, Tokens* out) except -1:
+    """(input, output, reasoning, cached input), None where the provider said nothing."""
+    cdef int i
+    out.given = 0
+    for i in range(4):
+        if usage[i] is not None:
+            out.given |= <unsigned int>1 << i
+            out.counts[i] = usage[i]
+    return 0
+
+
+cdef tuple tokens_as_tuple(const Tokens* usage):
+    return tuple([usage.counts[i] if usage.given >> i & 1 else None for i in range(4)])
+
+
 cdef inline Py_ssize_t _tunnel_body_inner(unsigned int stream_id, Py_ssize_t body_n, bint last) noexcept nogil:
     return _num(stream_id) + _blob(body_n) + _num(1 if last else 0)
 
@@ -282,7 +360,8 @@ def decode(bytes envelope not None):
         return None
     if f.payload == P_TUNNEL_FRAME:
         return {"payload": f.payload, "stream_id": f.stream_id, "seq": f.seq, "kind": f.kind, "body": f.body[:f.body_n],
-                "flags": f.flags, "status": f.status, "header_block": f.head[:f.head_n]}
+                "flags": f.flags, "status": f.status, "header_block": f.head[:f.head_n],
+                "usage": tokens_as_tuple(&f.usage) if f.has_usage else None}
     if f.payload == P_TUNNEL_BODY:
         return {"payload": f.payload, "stream_id": f.stream_id, "body": f.body[:f.body_n], "last": bool(f.last)}
     if f.payload == P_RUN_EVENT:
@@ -308,6 +387,18 @@ def encode_tunnel_frame(
     p = put_tunnel_frame_head(p, stream_id, seq, kind, len(body), flags, status, len(header_block))
     memcpy(p, PyBytes_AS_STRING(body), len(body))
     put_tunnel_frame_tail(p + len(body), flags, status, PyBytes_AS_STRING(header_block), len(header_block))
+    return out[0]
+
+
+def encode_tunnel_end(unsigned int stream_id, unsigned int seq, tuple usage=None):
+    """The terminal END, with (input, output, reasoning, cached input) tokens or None."""
+    cdef list out = []
+    cdef Tokens tokens
+    cdef Tokens* given = NULL
+    if usage is not None:
+        tokens_from(usage, &tokens)
+        given = &tokens
+    put_tunnel_end(_fresh(tunnel_end_size(stream_id, seq, given), out), stream_id, seq, given)
     return out[0]
 
 

@@ -31,7 +31,7 @@ cdef class Stream(Sink):
     cdef readonly bint blocked      # the link is over its bound: stop reading the source
     # receiving
     cdef readonly long long window
-    cdef readonly long long allowed # bytes that the peer may still send
+    cdef readonly long long allowed  # bytes that the peer may still send
     cdef readonly long long owed    # bytes taken and not yet credited back
     cdef int on_frame(self, Frame* f, object extra) except -1
     cdef int on_credit(self) except -1
@@ -81,5 +81,6 @@ cdef class Mux(Flushable):
     cdef Py_ssize_t frame_length(self, const char* p) except -1
     cdef int credit(self, Stream s, unsigned int n) except -1
     cdef int push_body(self, Stream s, const char* body, Py_ssize_t n, bint last) except -1
-    cdef int push_run_event(self, Stream s, unsigned int seq, unsigned int kind, const char* text, Py_ssize_t n) except -1
+    cdef int push_run_event(
+        self, Stream s, unsigned int seq, unsigned int kind, const char* text, Py_ssize_t n) except -1
     cdef int control_grew(self) except -1

@@ -91,6 +91,7 @@ class Mux(Flushable):
         header_block: bytes = b"",
         number: int = 0,
         last: bool = False,
+        usage: tuple[int | None, ...] | None = None,
         extra: Any = None,
     ) -> None: ...
     def send(self, frame: bytes, s: Stream | None = None, opening: bool = False) -> None: ...

@@ -4,9 +4,9 @@
 Bytes come in by ``feed`` and leave through the transport that was attached; there is no socket, loop or clock in here.
 Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``.
 
-Sending. While the link keeps up, frames are appended to one buffer in the order they come and leave once per poll round.
-When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes take
-turns of 16 KiB. Control frames (heartbeats, credit, goodbye) always go first.
+Sending. While the link keeps up, frames are appended to one buffer in the order they come and leave once per poll
+round. When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes
+take turns of 16 KiB. Control frames (heartbeats, credit, goodbye) always go first.
 
               room()                            flush(), once a round, while < 128 KiB are unsent
    stream ──┬─ not congested ──▶ bulk ─────────┐
@@ -17,7 +17,7 @@ from collections import deque
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
 from iop._fast cimport frame as fr
@@ -127,7 +127,7 @@ cdef class Stream(Sink):
     """One stream's flow-control state; what it does with frames is its subclass's business."""
 
     cdef int on_frame(self, Frame* f, object extra) except -1:
-        """A data frame of this stream. Pointers in f die with the call. extra: (usage, failure) or None."""
+        """A data frame of this stream. Pointers in f die with the call. extra: a failure, or None."""
         return 0
 
     cdef int on_credit(self) except -1:
@@ -406,7 +406,7 @@ cdef class Mux(Flushable):
 
     def deliver(self, int payload, unsigned int stream_id, unsigned int seq=0, unsigned int kind=0, bytes body=b"",
                 unsigned int flags=0, unsigned int status=0, bytes header_block=b"", unsigned long long number=0,
-                bint last=False, extra=None):
+                bint last=False, tuple usage=None, extra=None):
         """A hot message that the official runtime decoded, because it was not plain or carried usage or a failure."""
         cdef Frame f
         f.payload = payload
@@ -421,6 +421,9 @@ cdef class Mux(Flushable):
         f.body_n = len(body)
         f.head = PyBytes_AS_STRING(header_block)
         f.head_n = len(header_block)
+        f.has_usage = usage is not None
+        if usage is not None:
+            fr.tokens_from(usage, &f.usage)
         self.dispatch(&f, extra)
 
     # ---- sending ----------------------------------------------------------------------------------------------------
@@ -471,7 +474,8 @@ cdef class Mux(Flushable):
     def heartbeat(self, unsigned long long seq, bint ack=False):
         if self.closed:
             return
-        fr.put_heartbeat(self.control.reserve(fr.heartbeat_size(seq)), fr.P_HEARTBEAT_ACK if ack else fr.P_HEARTBEAT, seq)
+        cdef int payload = fr.P_HEARTBEAT_ACK if ack else fr.P_HEARTBEAT
+        fr.put_heartbeat(self.control.reserve(fr.heartbeat_size(seq)), payload, seq)
         self.control_grew()
 
     cdef int control_grew(self) except -1:
@@ -566,5 +570,6 @@ cdef class Mux(Flushable):
             for s in freed:
                 s.blocked = False
             for s in freed:
-                s.on_unblocked()
+                if self.table.get(s.stream_id) == <PyObject*>s:  # not one that ended or was withdrawn meanwhile
+                    s.on_unblocked()
         return 0

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""The two halves of one raw tunnel: what happens to a body byte between a provider's socket and a client's (TUN-1, TUN-2).
+"""The two halves of one raw tunnel: what happens to a body byte between a provider's socket and a client's (TUN-1).
 
     node   provider bytes ─▶ ProviderStream.feed: de-chunk, split, classify ─▶ one frame per read ─▶ Mux
     edge   Mux ─▶ ClientStream.on_frame: gate, chunk head + body + CRLF ─▶ the client's Writer
 
-Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once per
-request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7); a ``clock``
-is a field of the hub that somebody else ticks.
+Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once
+per request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7); a
+``clock`` is a field of the hub that somebody else ticks.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
@@ -14,7 +14,6 @@ from libc.string cimport memcpy
 from iop._fast cimport body as bd
 from iop._fast cimport frame as fr
 from iop._fast cimport sse
-from iop._fast.mux cimport Mux
 
 from iop.errors import IopError, ProtocolError
 
@@ -50,8 +49,8 @@ cdef class ClientStream(Stream):
 
         on_head(status, header_block)     answer with respond(); or discard()
         on_commit()                       the first byte is on its way to the client: no way back
-        on_terminal(kind, extra)          END or ERROR, after which the stream is out of the table;
-                                          extra is (usage, failure) or None
+        on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
+                                          usage is a tuple of token counts or None, failure a message or None
 
     The owner must not raise. A frame out of order is a fault of the node and closes its link.
     """
@@ -199,7 +198,8 @@ cdef class ClientStream(Stream):
             self.state = S_ENDED
             self.mux.forget(self)
             owner, self.owner = self.owner, None  # no cycle is left for the collector
-            owner.on_terminal(f.kind, extra)
+            usage = fr.tokens_as_tuple(&f.usage) if f.has_usage else None
+            owner.on_terminal(f.kind, usage, extra)
             return 0
         raise ProtocolError("unknown_kind", str(f.kind))
 
@@ -336,20 +336,26 @@ cdef class ProviderStream(Stream):
         self.fenced = True
         self.pending = None
 
-    def end(self):
-        """The terminal END without observations. The stream is over."""
+    def end(self, tuple usage=None):
+        """The terminal END: the stream is over. ``usage`` is what the provider reported, as (input, output, reasoning,
+        cached input) tokens, each or all of it None where it said nothing (TUN-3)."""
+        cdef fr.Tokens tokens
+        cdef fr.Tokens* given = NULL
         cdef char* at
         if self.terminal_sent:
             return
         self.terminal_sent = True
         if not self.mux.closed:
-            at = self.mux.room(self, fr.tunnel_frame_size(self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0))
-            fr.put_tunnel_frame_head(at, self.stream_id, self.next_seq, fr.K_END, 0, 0, 0, 0)
+            if usage is not None:
+                fr.tokens_from(usage, &tokens)
+                given = &tokens
+            at = self.mux.room(self, fr.tunnel_end_size(self.stream_id, self.next_seq, given))
+            fr.put_tunnel_end(at, self.stream_id, self.next_seq, given)
             self.mux.forget(self)
         self.owner = None
 
     def send_terminal(self, bytes frame not None):
-        """A terminal that the caller encoded with ``next_seq``: an END with usage, or an ERROR. At most one counts."""
+        """An ERROR that the caller encoded with ``next_seq``. At most one terminal counts."""
         if self.terminal_sent:
             return
         self.terminal_sent = True

@@ -188,7 +188,7 @@ class Front:
         # Exactly one credential, in either of the two fields; a hash as the look-up key makes its timing harmless.
         offered = [
             value[7:].strip() if name == b"authorization" and value[:7].lower() == b"bearer " else value
-            for name, value in head.headers
+            for name, value in head.fields.items
             if name in (b"authorization", b"x-api-key")
         ]
         if len(set(offered)) == 1:

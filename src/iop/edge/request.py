@@ -17,7 +17,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from iop._fast.body import check_header_block, filter_headers
+from iop._fast.body import filter_headers
+from iop._fast.fields import Fields
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW, ClientStream
 from iop.edge.api.errors import error_body, error_event, error_headers
 from iop.edge.api.routes import Endpoint
@@ -31,15 +32,17 @@ from iop.errors import (
     from_code,
 )
 from iop.ids import new_request_id
-from iop.net.http.head import hop_by_hop
+from iop.net.http.head import HOP_BY_HOP, hop_by_hop
 from iop.net.http.server import Exchange
 from iop.observability.logs import RequestOutcome
+from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
+    from iop._fast.relay import Tokens
     from iop.edge.dispatch import Dispatcher
     from iop.edge.intake import Intake
 
@@ -72,9 +75,21 @@ _TO_CLIENT_DROP = frozenset(
         b"www-authenticate",
         b"x-request-id",
         b"content-length",
+        *HOP_BY_HOP,
     }
 )
 _TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
+
+
+_TO_PROVIDER_ENCODED = _TO_PROVIDER_DROP | HOP_BY_HOP
+_TO_PROVIDER_PLAIN = _TO_PROVIDER_ENCODED | {b"content-encoding"}
+
+
+def _drop_to_provider(fields: Fields, encoded: bool) -> frozenset[bytes]:
+    """Which fields stay here; a body that was inflated loses its content-encoding, too (D17)."""
+    drop = _TO_PROVIDER_ENCODED if encoded else _TO_PROVIDER_PLAIN
+    listed = hop_by_hop(fields)
+    return drop if listed is HOP_BY_HOP else drop | listed
 
 
 class State(StrEnum):
@@ -154,7 +169,7 @@ class ClientRequest:
         self._provider_status = 0
         self._first_at = 0.0
         self._sse = False
-        self._usage: m.Usage | None = None
+        self._usage: Tokens | None = None
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
@@ -231,9 +246,8 @@ class ClientRequest:
         self._session = session
         pieces, total, encoded = intake.body_for(lease.target)
         if self._header_block is None:
-            drop = _TO_PROVIDER_DROP | hop_by_hop(head.headers)
             self._header_block = filter_headers(
-                head.headers, drop if encoded else drop | {b"content-encoding"}, _TO_PROVIDER_PREFIXES
+                head.fields.items, _drop_to_provider(head.fields, encoded), _TO_PROVIDER_PREFIXES
             )
             if intake.streaming:
                 self._header_block += b"accept-encoding: identity\r\n"
@@ -279,25 +293,20 @@ class ClientRequest:
         stream, ex = self.stream, self._ex
         assert stream is not None
         self._provider_status = status
+        fields = Fields()
         try:
-            check_header_block(header_block, MAX_FIELDS)
+            fields.read_block(header_block, MAX_FIELDS)
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
             self._answer(ProviderProtocolError())
             return
-        fields = [line.partition(b": ") for line in header_block.split(b"\r\n") if line]
-        headers = [(name.lower(), value) for name, _, value in fields]
-        kind = encoding = length = b""
-        own = b"x-request-id: %b\r\n" % self.request_id.encode("ascii") + self._story()
-        for name, value in headers:
-            if name == b"content-type":
-                kind = value
-            elif name == b"content-encoding":
-                encoding = value
-            elif name == b"content-length":
-                length = value
-            elif name == b"x-request-id":
-                own += b"x-iop-provider-request-id: %b\r\n" % value
+        first = fields.first
+        kind = first.get(b"content-type", b"")
+        encoding = first.get(b"content-encoding", b"")
+        length = first.get(b"content-length", b"")
+        own = b"x-request-id: %b\r\n%b" % (self.request_id.encode("ascii"), self._story())
+        if b"x-request-id" in first:
+            own += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
         self._sse = kind[:17].lower() == b"text/event-stream" and encoding.lower() in (b"", b"identity")
         total = int(length) if length.isdigit() and len(length) < 17 else -1
         if ex.head.method == b"HEAD" or status in (204, 304):
@@ -309,7 +318,7 @@ class ClientRequest:
             mode, framing = RAW, b""
         else:
             mode, framing = CHUNKED, b"transfer-encoding: chunked\r\n"
-        block = filter_headers(headers, _TO_CLIENT_DROP | hop_by_hop(headers), _TO_CLIENT_PREFIXES)
+        block = filter_headers(fields.items, _TO_CLIENT_DROP, _TO_CLIENT_PREFIXES)
         stream.respond(ex.head_bytes(status, block + own, framing), mode, total, self._sse and status == 200)
 
     def on_commit(self) -> None:
@@ -320,9 +329,8 @@ class ClientRequest:
         self.intake.release()
         self._ex.release_body()
 
-    def on_terminal(self, kind: int, extra: Any) -> None:
+    def on_terminal(self, kind: int, usage: Tokens | None, failure: Any) -> None:
         """The node's last word on this attempt."""
-        usage, failure = extra if extra is not None else (None, None)
         self._usage = usage
         if kind == m.TunnelFrameKind.END:
             self._completed()
@@ -480,34 +488,30 @@ class ClientRequest:
             d.perform(actions)
 
     def _log(self) -> None:
-        d, error, lease, ticket, usage = self._dispatcher, self.error, self.lease, self.ticket, self._usage
+        d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
         answered = "ok" if self.status < 400 else "provider_error"
         outcome = error.code if error is not None else answered
-        now = d.runtime.loop.time()
-        accepted_at = self._ex.accepted_at
-        api = self.endpoint.name
-        duration_s = max(0.0, now - accepted_at)
-        waited_s = ticket.waited_s if ticket is not None else 0.0
+        accepted_at, api = self._ex.accepted_at, self.endpoint.name
+        duration_s = d.runtime.loop.time() - accepted_at
+        waited_s = self.ticket.waited_s if self.ticket is not None else 0.0
+        first_s = self._first_at - accepted_at if self._first_at else 0.0
         metrics = d.metrics
         metrics.requests[api, outcome].value += 1
         metrics.duration[api].observe(duration_s)
         metrics.queue_wait.observe(waited_s)
-        first_s = max(0.0, self._first_at - accepted_at) if self._first_at else 0.0
-        if self._sse and self._first_at:
+        if self._sse and first_s:
             metrics.first_token[api].observe(first_s)
         if usage is not None:
-            for kind in ("input", "output", "reasoning", "cached_input"):
-                count = getattr(usage, kind + "_tokens")
+            for kind, count in zip(TOKEN_KINDS, usage, strict=True):
                 if count:
                     metrics.tokens[kind].value += count
-        stream = self.stream
         d.sink.outcome(
             RequestOutcome(
                 request_id=self.request_id,
                 api=api,
                 outcome=outcome,
                 status=self.status,
-                duration_ms=round(duration_s * 1000, 1),
+                duration_ms=int(duration_s * 10_000) / 10,
                 client_request_id=self.intake.client_request_id,
                 principal=self.principal,
                 model=self.group_id,
@@ -515,12 +519,12 @@ class ClientRequest:
                 provider=lease.provider_id if lease is not None else "",
                 stream=self._sse,
                 attempts=self.attempts,
-                queue_ms=round(waited_s * 1000, 1),
-                first_token_ms=round(first_s * 1000, 1),
+                queue_ms=int(waited_s * 10_000) / 10,
+                first_token_ms=int(first_s * 10_000) / 10,
                 bytes_in=self.body_bytes,
                 bytes_out=stream.body_bytes if stream is not None else 0,
-                input_tokens=(usage.input_tokens or 0) if usage is not None else 0,
-                output_tokens=(usage.output_tokens or 0) if usage is not None else 0,
+                input_tokens=(usage[0] or 0) if usage is not None else 0,
+                output_tokens=(usage[1] or 0) if usage is not None else 0,
             )
         )
 

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+
+import msgspec
 
 __all__ = ["Usage", "read_usage"]
 
 _MAX_TOKENS = 2**63 - 1
-
-#: Where each field may stand in a provider's usage object, as paths: Responses and Messages first, then Chat.
-_PATHS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "input_tokens": (("input_tokens",), ("prompt_tokens",)),
-    "output_tokens": (("output_tokens",), ("completion_tokens",)),
-    "reasoning_tokens": (
-        ("output_tokens_details", "reasoning_tokens"),
-        ("completion_tokens_details", "reasoning_tokens"),
-    ),
-    "cached_input_tokens": (
-        ("cache_read_input_tokens",),
-        ("input_tokens_details", "cached_tokens"),
-        ("prompt_tokens_details", "cached_tokens"),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +50,32 @@ def read_usage(raw: bytes | None) -> Usage:
     if not raw:
         return _NOTHING
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        document = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _NOTHING
-    return Usage(**{name: _first_count(document, paths) for name, paths in _PATHS.items()})
+    if not isinstance(document, dict):
+        return _NOTHING
+    get = document.get
+    received = _details(get("input_tokens_details") or get("prompt_tokens_details"))
+    sent = _details(get("output_tokens_details") or get("completion_tokens_details"))
+    return Usage(
+        _first_count(get("input_tokens"), get("prompt_tokens")),
+        _first_count(get("output_tokens"), get("completion_tokens")),
+        _first_count(sent.get("reasoning_tokens")),
+        _first_count(get("cache_read_input_tokens"), received.get("cached_tokens")),
+    )
 
 
-def _first_count(document: object, paths: tuple[tuple[str, ...], ...]) -> int | None:
-    for path in paths:
-        value = document
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKENS:
+_NO_DETAILS: dict[str, object] = {}
+
+
+def _details(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else _NO_DETAILS
+
+
+def _first_count(*values: object) -> int | None:
+    """The first that is a count; a bool is an int to Python, but not here."""
+    for value in values:
+        if type(value) is int and 0 <= value <= _MAX_TOKENS:
             return value
     return None

@@ -6,6 +6,7 @@ configuration is applied (TUN-6, TUN-7). Messages name the provider id, never it
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
@@ -114,7 +115,7 @@ class Provider:
         if request.method not in self.adapter.methods:
             raise Forbidden("this method is not tunnelled")
         check_path(request.path)
-        if any(c <= 0x20 or c == 0x7F for c in request.query):
+        if request.query and any(c <= 0x20 or c == 0x7F for c in request.query):
             raise Forbidden("control characters in the query")
         if _RESERVED_FIELDS.search(request.header_block):
             raise Forbidden("the header block carries fields that the node sets itself")
@@ -136,6 +137,7 @@ class Provider:
         self.pool.close()
 
 
+@functools.lru_cache(maxsize=256)  # there are a handful, and each is looked at for every request
 def check_path(path: bytes) -> None:
     """Raises Forbidden unless ``path`` stays inside the base URL, after one decode (TUN-7)."""
     plain = unquote_to_bytes(path)

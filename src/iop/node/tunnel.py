@@ -78,6 +78,7 @@ class Tunnel:
         "_error",
         "_grace",
         "_head",
+        "_heard",
         "_idle_ms",
         "_pieces",
         "_provider",
@@ -115,13 +116,15 @@ class Tunnel:
         self._error: IopError | None = None
         self._grace: Timer | None = None
         self._reused = False
+        self._heard = False
         self._sse = False
         self._usage = Usage()
 
     # ---- the call's way out ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        connection = self._provider.pool.take()
+        # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
+        connection = self._provider.pool.take() if self._request.lease.attempt <= 1 else None
         if connection is None:
             self._provider.pool.connect(self)
         else:
@@ -147,8 +150,11 @@ class Tunnel:
         self._unsent_bytes -= len(data)
         if self._unsent_bytes < 0 or last != (self._unsent_bytes == 0):
             raise ProtocolError("body_length", f"stream {self.stream.stream_id}")
-        if self._connection is not None:
-            self._connection.writer.write(data)
+        connection = self._connection
+        if connection is not None:
+            if not connection.written:
+                self._pieces.append(data)  # it may yet turn out dead, and then all of it goes to another one
+            connection.writer.write(data)
         elif self.state is State.CONNECTING:
             self._pieces.append(data)  # bounded by the window: its credit returns when a provider takes it
 
@@ -159,7 +165,7 @@ class Tunnel:
         self._head = head
         self._pieces = []
         try:
-            block = filter_headers(head.headers, hop_by_hop(head.headers), ())
+            block = filter_headers(head.fields.items, hop_by_hop(head.fields), ())
             check_header_block(block, MAX_FIELDS)
         except IopError:
             self._stop(ProviderProtocolError())
@@ -262,9 +268,10 @@ class Tunnel:
         self._send_error(self._failure(self._error, close_confirmed=False))
         self.slot.linger()
 
-    def connection_lost(self, error: IopError | None, *, written: bool) -> None:
+    def connection_lost(self, error: IopError | None, *, written: bool, heard: bool) -> None:
         """The provider's socket is closed for certain."""
         self._connection = None
+        self._heard = heard
         self.stream.feeds(None)
         if self.state is State.CLOSING:
             if error is not None:
@@ -308,8 +315,7 @@ class Tunnel:
             stream.end()
             return
         u = self._usage
-        usage = m.Usage(u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens)
-        stream.send_terminal(codec.tunnel_end(stream.stream_id, stream.next_seq, usage))
+        stream.end((u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens))
 
     def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
         if isinstance(error, ResponseStalled):
@@ -318,7 +324,7 @@ class Tunnel:
             error,
             close_confirmed=close_confirmed,
             connection_reused=self._reused,
-            response_started=self._head is not None,
+            response_started=self._heard or self._head is not None,
         )
 
     def _send_error(self, failure: ExecutionFailure) -> None:

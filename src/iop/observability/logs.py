@@ -62,10 +62,6 @@ class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defa
     input_tokens: int = 0
     output_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        if len(self.client_request_id) > 128:
-            self.client_request_id = self.client_request_id[:128]
-
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Any other line."""

@@ -21,7 +21,7 @@ from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.pb import runtime_pb2 as pb
 
-__all__ = ["HotFrame", "decode", "encode", "tunnel_end", "tunnel_error"]
+__all__ = ["HotFrame", "decode", "encode", "tunnel_error"]
 
 
 @dataclass(slots=True)
@@ -190,17 +190,22 @@ def _encode_tunnel_request(r: m.ProviderTunnelRequest) -> bytes:
     )
     if r.first_response_timeout_ms is not None:
         request.first_response_timeout_ms = r.first_response_timeout_ms
-    return _frame(pb.Envelope(provider_tunnel_request=request))
+    data = request.SerializeToString()
+    # The envelope around it by hand: through the runtime it would be a second copy of the whole request.
+    wrapped = _TUNNEL_REQUEST_TAG + _varint(len(data)) + data
+    return len(wrapped).to_bytes(4, "big") + wrapped
 
 
-def tunnel_end(stream_id: int, seq: int, usage: m.Usage) -> bytes:
-    """The terminal END with what the provider reported (TUN-3)."""
-    envelope = pb.Envelope()
-    frame = envelope.provider_tunnel_frame
-    frame.stream_id, frame.seq, frame.kind = stream_id, seq, pb.TUNNEL_FRAME_KIND_END
-    frame.usage.SetInParent()
-    _fill(frame.usage, usage)
-    return _frame(envelope)
+_TUNNEL_REQUEST_TAG = bytes([pb.Envelope.PROVIDER_TUNNEL_REQUEST_FIELD_NUMBER << 3 | 2])
+
+
+def _varint(n: int) -> bytes:
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
 
 
 def tunnel_error(stream_id: int, seq: int, failure: m.ExecutionFailure) -> bytes:
@@ -279,8 +284,13 @@ def _tunnel_request(p: Any) -> m.ProviderTunnelRequest:
 _DIALECTS = {dialect.value: dialect for dialect in m.EventDialect}
 
 
+_USAGE = ("input_tokens", "output_tokens", "reasoning_tokens", "cached_input_tokens")
+
+
 def _hot_tunnel_frame(p: Any) -> HotFrame:
-    usage = _value(m.Usage, p.usage) if p.HasField("usage") else None
+    usage = None
+    if p.HasField("usage"):
+        usage = tuple(getattr(p.usage, name) if p.usage.HasField(name) else None for name in _USAGE)
     failure = _value(m.ExecutionFailure, p.failure) if p.HasField("failure") else None
     if failure is not None and len(failure.message) > limits.MAX_MESSAGE_BYTES:
         failure.message = failure.message[: limits.MAX_MESSAGE_BYTES]
@@ -292,7 +302,8 @@ def _hot_tunnel_frame(p: Any) -> HotFrame:
         "flags": p.flags,
         "status": p.status,
         "header_block": p.header_block,
-        "extra": (usage, failure) if usage is not None or failure is not None else None,
+        "usage": usage,
+        "extra": failure,
     }
     return HotFrame(1, fields)
 

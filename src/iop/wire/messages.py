@@ -43,7 +43,6 @@ __all__ = [
     "RejectReason",
     "RunRequest",
     "TunnelFrameKind",
-    "Usage",
 ]
 
 
@@ -132,16 +131,6 @@ class NodeCommand(IntEnum):
     CAPABILITIES = 1
     TRANSPORT_STATUS = 2
     OLLAMA_API = 3
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens as the provider reported them; None where it did not (EXEC-5)."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    cached_input_tokens: int | None = None
 
 
 @dataclass(slots=True)

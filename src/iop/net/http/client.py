@@ -11,6 +11,7 @@ and a kept one is asked for EOF when it is taken: some servers close right after
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl as ssl_module
 from collections import deque
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ class Call(Protocol):
     def body_eof(self) -> None:
         """The provider will send no more."""
 
-    def connection_lost(self, error: IopError | None, *, written: bool) -> None:
-        """The connection is gone before ``finished``; ``written`` tells whether a byte of the request had left.
-        ``error``: what was wrong with the answer, or None for a plain close."""
+    def connection_lost(self, error: IopError | None, *, written: bool, heard: bool) -> None:
+        """The connection is gone before ``finished``; ``written`` tells whether a byte of the request had left,
+        ``heard`` whether a byte of an answer had come. ``error``: what was wrong with it, or None for a plain close."""
 
     def connected(self, connection: Connection) -> None:
         """A connection is there for this call: ``begin`` it."""
@@ -113,9 +114,11 @@ class Connection(asyncio.Protocol):
         self.idle_since_at = 0.0
         self.available_at = 0.0
         self._transport: asyncio.Transport | None = None
+        self._poll: select.poll | None = None
         self._finder = HeadFinder(MAX_HEAD_BYTES)
         self._call: Call | None = None
         self._in_body = False
+        self._heard = False
         self._interim = 0
         self._head_request = False
         self._handed_before = 0
@@ -126,7 +129,7 @@ class Connection(asyncio.Protocol):
     def begin(self, call: Call, request: bytes, *, head_request: bool = False) -> None:
         """Starts a call with its request head (and body, or the start of it). More may follow through ``writer``."""
         self._call = call
-        self._in_body = False
+        self._in_body = self._heard = False
         self._interim = 0
         self._head_request = head_request
         self._handed_before = self.writer.handed
@@ -159,17 +162,22 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     @property
+    def written(self) -> bool:
+        """Whether a byte of the present call's request has left."""
+        return self.writer.handed > self._handed_before
+
+    @property
     def stale(self) -> bool:
         """A kept connection on which something arrived: EOF, or bytes that nobody asked for."""
         if self._transport is None or self._transport.is_closing():
             return True
-        sock = self._transport.get_extra_info("socket")
-        return sock is not None and flow.readable(sock.fileno())
+        return self._poll is not None and bool(self._poll.poll(0))
 
     # ---- transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
+        self._poll = flow.read_poll(transport)
         self._pool.connections.add(self)
         flow.tune(transport, notsent_lowat_bytes=None)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
@@ -177,14 +185,14 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         call, self._call = self._call, None
-        written = self.writer.handed > self._handed_before
+        written = self.written
         stats = self._pool.stats
         stats.bytes_out += self.writer.handed
         self._transport = None
         self.writer.detach()
         self._pool.drop(self)
         if call is not None:
-            call.connection_lost(self._error, written=written)
+            call.connection_lost(self._error, written=written, heard=self._heard)
 
     def pause_writing(self) -> None:
         self.writer.pause()
@@ -211,6 +219,7 @@ class Connection(asyncio.Protocol):
 
     def _find_head(self, call: Call, data: bytes) -> None:
         offset = 0
+        self._heard = True
         try:
             while not self._in_body and self._call is call:
                 block, used = self._finder.feed(data, offset)

@@ -6,12 +6,13 @@ with where a message ends: it gets exactly one head, and the framing is derived 
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
-from typing import ClassVar
 
 import httptools
 
 from iop._fast.body import FRAMING_CHUNKED, FRAMING_EOF, FRAMING_LENGTH, FRAMING_NONE
+from iop._fast.fields import Fields
 from iop.errors import HeadError, HeadTooLarge
 
 __all__ = ["HOP_BY_HOP", "REASONS", "RequestHead", "ResponseHead", "hop_by_hop", "parse_request", "parse_response"]
@@ -38,8 +39,6 @@ HOP_BY_HOP = frozenset(
     }
 )
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class RequestHead:
     """One request head. Header names are lower case; order and repeats are kept. ``target`` is as it was sent."""
@@ -47,8 +46,8 @@ class RequestHead:
     __slots__ = (
         "content_length",
         "expect_continue",
+        "fields",
         "framing",
-        "headers",
         "host",
         "http10",
         "keep_alive",
@@ -62,7 +61,7 @@ class RequestHead:
     target: bytes
     path: bytes
     query: bytes
-    headers: Headers
+    fields: Fields
     host: bytes
     http10: bool
     keep_alive: bool
@@ -72,98 +71,62 @@ class RequestHead:
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a field, or None."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self.fields.first.get(name)
 
 
 class ResponseHead:
     """One response head. ``framing`` says how the body that follows is delimited."""
 
-    __slots__ = ("content_length", "framing", "headers", "keep_alive", "status")
+    __slots__ = ("content_length", "fields", "framing", "keep_alive", "status")
 
     status: int
-    headers: Headers
+    fields: Fields
     keep_alive: bool
     framing: int
     content_length: int
 
     def get(self, name: bytes) -> bytes | None:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        """The first value of a field, or None."""
+        return self.fields.first.get(name)
 
 
-class _Collector:
-    """What httptools calls back into while it parses one head."""
-
-    __slots__ = ("done", "headers", "target")
-
-    def __init__(self) -> None:
-        self.headers: Headers = []
-        self.target = b""
-        self.done = False
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self.done = True
-
-
-def _length(values: list[bytes]) -> int:
+def _length(fields: Fields) -> int:
     """The one content-length, or HeadError: repeats are refused even when equal (D1)."""
-    value = values[0]
-    if len(values) != 1 or not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
+    value = fields.first[b"content-length"]
+    if b"content-length" in fields.repeated or not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise HeadError("content-length must be one decimal number")
     return int(value)
 
 
-class _Fields:
-    """The fields that decide about framing and connection, gathered in one pass."""
-
-    __slots__ = ("connection", "expect", "hosts", "lengths", "transfer")
-
-    _SLOT: ClassVar[dict[bytes, str]] = {
-        b"content-length": "lengths",
-        b"transfer-encoding": "transfer",
-        b"connection": "connection",
-        b"host": "hosts",
-        b"expect": "expect",
-    }
-
-    def __init__(self, headers: Headers) -> None:
-        self.lengths: list[bytes] = []
-        self.transfer: list[bytes] = []
-        self.connection: list[bytes] = []
-        self.hosts: list[bytes] = []
-        self.expect: list[bytes] = []
-        slot = self._SLOT
-        for name, value in headers:
-            if name in slot:
-                getattr(self, slot[name]).append(value)
-
-    def keep_alive(self, http10: bool) -> bool:
-        if not self.connection:
-            return not http10
-        tokens = b",".join(self.connection).lower().replace(b" ", b"").replace(b"\t", b"").split(b",")
-        return b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
+def _is_chunked(fields: Fields) -> bool:
+    """Whether transfer-encoding is exactly ``chunked``, once."""
+    return b"transfer-encoding" not in fields.repeated and fields.first[b"transfer-encoding"].lower() == b"chunked"
 
 
-def hop_by_hop(headers: Headers) -> frozenset[bytes]:
+def _connection_tokens(fields: Fields) -> frozenset[bytes]:
+    """What Connection lists, in lower case."""
+    if b"connection" not in fields.repeated:
+        value = fields.first.get(b"connection")
+        if value is None:
+            return _NOTHING
+    else:
+        value = b",".join(value for name, value in fields.items if name == b"connection")
+    return frozenset(token.strip(b" 	") for token in value.lower().split(b","))
+
+
+_NOTHING: frozenset[bytes] = frozenset()
+_HARMLESS = frozenset({b"keep-alive", b"close", b""})
+
+
+def _keeps_alive(fields: Fields, http10: bool) -> bool:
+    tokens = _connection_tokens(fields)
+    return b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
+
+
+def hop_by_hop(fields: Fields) -> frozenset[bytes]:
     """The fields that end at this hop: the standard ones and those that Connection lists (TUN-2)."""
-    listed = [value for name, value in headers if name == b"connection"]
-    if not listed:
-        return HOP_BY_HOP
-    tokens = {token.strip(b" \t") for token in b",".join(listed).lower().split(b",")}
-    if tokens <= {b"keep-alive", b"close", b""}:
-        return HOP_BY_HOP
-    return HOP_BY_HOP | tokens
+    tokens = _connection_tokens(fields)
+    return HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
 
 
 def parse_request(head: bytes) -> RequestHead:
@@ -171,63 +134,65 @@ def parse_request(head: bytes) -> RequestHead:
     version = head[: head.find(b"\r\n")].rpartition(b" ")[2]
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise HeadError("only HTTP/1.1 and HTTP/1.0 are spoken here", status=505 if version[:5] == b"HTTP/" else 400)
-    collector = _Collector()
-    parser = httptools.HttpRequestParser(collector)
+    fields = Fields()
+    parser = httptools.HttpRequestParser(fields)
     try:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade:
         pass  # an upgrade that nobody takes up is an ordinary request
     except httptools.HttpParserError:
         raise HeadError("the request head is malformed") from None
-    if not collector.done:
+    if not fields.complete:
         raise HeadError("the request head is malformed")
     method: bytes = parser.get_method()
-    target, headers = collector.target, collector.headers
+    target = fields.target
     if method not in METHODS:
         raise HeadError("this method is not spoken here", status=501)
-    if len(headers) > MAX_FIELDS:
+    if len(fields.items) > MAX_FIELDS:
         raise HeadTooLarge(f"more than {MAX_FIELDS} header fields")
     if len(target) > MAX_TARGET_BYTES:
         raise HeadError(f"the request target is longer than {MAX_TARGET_BYTES} bytes", status=414)
     request = RequestHead()
-    request.method, request.target, request.headers = method, target, headers
+    request.method, request.target, request.fields = method, target, fields
     request.http10 = http10 = version == b"HTTP/1.0"
-    fields = _Fields(headers)
     _frame_request(request, fields)
-    request.host = _host(fields.hosts, http10)
+    request.host = _host(fields, http10)
     request.path, _, request.query = _origin_form(target, request.host).partition(b"?")
-    request.keep_alive = fields.keep_alive(http10)
+    request.keep_alive = _keeps_alive(fields, http10)
     request.expect_continue = False
-    if fields.expect and not http10:
-        if fields.expect[0].lower() != b"100-continue":
+    expect = fields.first.get(b"expect")
+    if expect is not None and not http10:
+        if expect.lower() != b"100-continue":
             raise HeadError("only 'expect: 100-continue' is understood", status=417)
         request.expect_continue = True
     return request
 
 
-def _frame_request(request: RequestHead, fields: _Fields) -> None:
+def _frame_request(request: RequestHead, fields: Fields) -> None:
     request.framing, request.content_length = FRAMING_NONE, 0
-    if fields.transfer:
-        if fields.lengths or request.http10:
+    first = fields.first
+    if b"transfer-encoding" in first:
+        if b"content-length" in first or request.http10:
             raise HeadError("transfer-encoding with content-length or on HTTP/1.0 is ambiguous")
-        if len(fields.transfer) != 1 or fields.transfer[0].lower() != b"chunked":
+        if not _is_chunked(fields):
             raise HeadError("transfer-encoding must be exactly 'chunked'", status=501)
         request.framing = FRAMING_CHUNKED
-    elif fields.lengths:
-        request.content_length = _length(fields.lengths)
+    elif b"content-length" in first:
+        request.content_length = _length(fields)
         if request.content_length:
             request.framing = FRAMING_LENGTH
 
 
-_HOST_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]%~")
+_HOST = re.compile(rb"[A-Za-z0-9._~:%\[\]-]+")
 
 
-def _host(hosts: list[bytes], http10: bool) -> bytes:
-    if not hosts and http10:
+def _host(fields: Fields, http10: bool) -> bytes:
+    host = fields.first.get(b"host")
+    if host is None and http10:
         return b""
-    if len(hosts) != 1 or not hosts[0] or not _HOST_BYTES.issuperset(hosts[0]):
+    if host is None or b"host" in fields.repeated or _HOST.fullmatch(host) is None:
         raise HeadError("exactly one valid Host field is needed")
-    return hosts[0]
+    return host
 
 
 def _origin_form(target: bytes, host: bytes) -> bytes:
@@ -248,38 +213,36 @@ def parse_response(head: bytes, *, head_request: bool = False) -> ResponseHead:
     version = head[:9]
     if version not in (b"HTTP/1.1 ", b"HTTP/1.0 "):
         raise HeadError("not an HTTP/1.1 response")
-    collector = _Collector()
-    parser = httptools.HttpResponseParser(collector)
+    fields = Fields()
+    parser = httptools.HttpResponseParser(fields)
     try:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade:
         pass
     except httptools.HttpParserError:
         raise HeadError("the response head is malformed") from None
-    if not collector.done:
+    if not fields.complete:
         raise HeadError("the response head is malformed")
-    if len(collector.headers) > MAX_FIELDS:
+    if len(fields.items) > MAX_FIELDS:
         raise HeadTooLarge(f"more than {MAX_FIELDS} header fields")
     response = ResponseHead()
     response.status = status = parser.get_status_code()
     if not 100 <= status <= 599 or status == 101:
         raise HeadError("the response status is outside 100 to 599, or switches protocols")
-    response.headers = collector.headers
-    fields = _Fields(collector.headers)
+    response.fields = fields
     http10 = version == b"HTTP/1.0 "
-    response.keep_alive = fields.keep_alive(http10)
+    response.keep_alive = _keeps_alive(fields, http10)
     response.content_length = 0
-    if fields.transfer and (
-        fields.lengths or http10 or len(fields.transfer) != 1 or fields.transfer[0].lower() != b"chunked"
-    ):
+    chunked, lengthy = b"transfer-encoding" in fields.first, b"content-length" in fields.first
+    if chunked and (lengthy or http10 or not _is_chunked(fields)):
         raise HeadError("the response's framing is ambiguous")
-    length = _length(fields.lengths) if fields.lengths else 0
+    length = _length(fields) if lengthy else 0
     if head_request or status < 200 or status in (204, 304):
         response.framing = FRAMING_NONE
         response.content_length = length
-    elif fields.transfer:
+    elif chunked:
         response.framing = FRAMING_CHUNKED
-    elif fields.lengths:
+    elif lengthy:
         response.content_length = length
         response.framing = FRAMING_LENGTH if length else FRAMING_NONE
     else:
