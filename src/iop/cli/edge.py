@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from iop.cli.program import Exit, Parser, Usage, config_file, console_or_json, main_of, version
+from iop.cli.program import (
+    Exit,
+    Parser,
+    Usage,
+    config_file,
+    console_or_json,
+    invoked_as,
+    main_of,
+    until_eof,
+    version,
+    watch_input,
+)
 from iop.config.fields import HostPort
 
 DEFAULT_ADMIN = "127.0.0.1:9090"
@@ -22,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="run the edge", description="Runs the edge until SIGINT or SIGTERM.")
     config_file(serve)
     console_or_json(serve)
+    until_eof(serve)
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -44,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Runs an edge and a node over loopback with a local model server, or the built-in echo provider.",
     )
     demo.add_argument("--once", metavar="PROMPT", help="send one streaming chat request, print the reply, exit")
+    demo.add_argument("--echo", action="store_true", help="take the echo provider even if a model server answers")
     console_or_json(demo)
     demo.set_defaults(run=_demo)
 
@@ -64,6 +78,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = load_edge(arguments.config)
     from iop.edge.app import run
 
+    watch_input(arguments)
     return run(config, log_format=arguments.log_format)
 
 
@@ -90,7 +105,12 @@ def _init(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from iop.edge.demo import run
 
-    return run(arguments.once, log_format=arguments.log_format)
+    return run(
+        arguments.once,
+        log_format=arguments.log_format,
+        edge_command=shlex.quote(invoked_as("iop-edge")),
+        echo=arguments.echo,
+    )
 
 
 def _status(arguments: argparse.Namespace) -> int:

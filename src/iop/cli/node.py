@@ -8,7 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from iop.cli.program import Exit, Parser, Usage, config_file, console_or_json, main_of, version
+from iop.cli.program import (
+    Exit,
+    Parser,
+    Usage,
+    config_file,
+    console_or_json,
+    main_of,
+    until_eof,
+    version,
+    watch_input,
+)
 from iop.config.fields import HostPort
 
 TOKEN_VARIABLE = "IOP_NODE_TOKEN"  # noqa: S105 - a name, not a token
@@ -23,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="run the node", description="Runs the node until SIGINT or SIGTERM.")
     config_file(serve)
     console_or_json(serve)
+    until_eof(serve)
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -39,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--token", metavar="T", help=f"this node's token (default: ${TOKEN_VARIABLE}, which other users cannot read)"
     )
     console_or_json(join)
+    until_eof(join)
     join.set_defaults(run=_join)
     return main_of(parser, argv)
 
@@ -49,6 +61,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = load_node(arguments.config)
     from iop.node.app import run
 
+    watch_input(arguments)
     return run(config, log_format=arguments.log_format)
 
 
@@ -74,6 +87,7 @@ def _join(arguments: argparse.Namespace) -> int:
     config = parse_node(text, source="iop-node join", env={TOKEN_VARIABLE: token})
     from iop.node.app import run
 
+    watch_input(arguments)
     return run(config, log_format=arguments.log_format)
 
 

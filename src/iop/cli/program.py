@@ -1,4 +1,5 @@
-"""What both programs share: how a command line is read, and what an exit code means."""
+"""What both programs share: how a command line is read, how a program ends with the one that started it, and what an
+exit code means."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -15,7 +18,19 @@ from typing import NoReturn
 import iop
 from iop.errors import ConfigError, IopError
 
-__all__ = ["Exit", "Parser", "Usage", "command_line", "console_or_json", "invoked_as", "main_of"]
+__all__ = [
+    "Exit",
+    "Parser",
+    "Usage",
+    "command_line",
+    "config_file",
+    "console_or_json",
+    "invoked_as",
+    "main_of",
+    "until_eof",
+    "version",
+    "watch_input",
+]
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -85,6 +100,28 @@ def console_or_json(parser: argparse.ArgumentParser) -> None:
 def config_file(parser: argparse.ArgumentParser) -> None:
     """Adds ``-c FILE``."""
     parser.add_argument("-c", "--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+
+
+def until_eof(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--until-eof``; the command calls :func:`watch_input`."""
+    parser.add_argument(
+        "--until-eof",
+        action="store_true",
+        help="stop when standard input is closed, so that this ends with the program that started it",
+    )
+
+
+def watch_input(arguments: argparse.Namespace) -> None:
+    """With ``--until-eof``: from here on the end of standard input is a SIGTERM. Unlike a parent-death signal this
+    works on every system and for every way in which the starter may end."""
+    if arguments.until_eof:
+
+        def watch() -> None:
+            while os.read(0, 4096):
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, name="iop-until-eof", daemon=True).start()
 
 
 def version(parser: argparse.ArgumentParser) -> None:

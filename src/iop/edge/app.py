@@ -203,6 +203,11 @@ class Edge:
     def status(self) -> dict[str, Any]:
         """The body of ``/admin/status``."""
         snapshot = self.pool.snapshot(self.dispatcher.now)
+        # What the engine itself reports comes with the node commands of a later version (POOL-13).
+        nodes = [
+            {**node, "providers": [{**provider, "engine_running": None} for provider in node["providers"]]}
+            for node in snapshot["nodes"]
+        ]
         return {
             "edge": {
                 "id": self.config.edge.id,
@@ -212,6 +217,7 @@ class Edge:
                 "draining": self._draining,
             },
             **snapshot,
+            "nodes": nodes,
         }
 
     def _watch(self, sink: logs.Sink) -> None:
