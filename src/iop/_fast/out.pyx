@@ -6,8 +6,7 @@
 between the buffer it was received in and the object that the transport writes (WIRE-3). ``Writer`` is one client or
 provider socket.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, _PyBytes_Resize
-from cpython.ref cimport Py_DECREF
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.string cimport memcpy
 
 cdef extern from "Python.h":

@@ -208,7 +208,9 @@ cdef class ClientStream(Stream):
         cdef char* at
         cdef Py_ssize_t v
         cdef int digits = 0, i
-        if n == 0 or self.mode == M_BODILESS:
+        if self.mode == M_BODILESS:
+            return self.settle()  # nobody will take it
+        if n == 0:
             return 0
         if self.mode == M_CHUNKED:
             v = n
@@ -381,7 +383,9 @@ cdef class ProviderStream(Stream):
         """Credit or room came back: first what was kept, then the source."""
         cdef bytes data
         cdef Py_ssize_t used
-        while self.pending is not None and not self.fenced:
+        if self.fenced:
+            return 0
+        while self.pending is not None:
             if self.send_credit <= 0 or self.blocked:
                 return 0
             data = <bytes>self.pending[0]
