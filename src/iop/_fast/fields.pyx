@@ -29,6 +29,15 @@ cdef bytes _lower(bytes name):
     return out
 
 
+cdef bytes _trimmed(bytes value):
+    """Without the blanks behind it, which are no part of a value (RFC 9112 section 5.1). Bound: n only shrinks to 0."""
+    cdef const char* p = PyBytes_AS_STRING(value)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(value)
+    while n and (p[n - 1] == c" " or p[n - 1] == c"\t"):
+        n -= 1
+    return value if n == PyBytes_GET_SIZE(value) else PyBytes_FromStringAndSize(p, n)
+
+
 cdef class Fields:
     cdef readonly list items
     cdef readonly dict first
@@ -54,7 +63,7 @@ cdef class Fields:
         self.target = self.target + url if self.target else url
 
     def on_header(self, bytes name not None, bytes value not None):
-        self.add(_lower(name), value)
+        self.add(_lower(name), _trimmed(value))
 
     def on_headers_complete(self):
         self.complete = True

@@ -131,7 +131,8 @@ def hop_by_hop(fields: Fields) -> frozenset[bytes]:
 
 def parse_request(head: bytes) -> RequestHead:
     """The head of one request, blank line included. Raises HeadError (400, 414, 501, 505) or HeadTooLarge (431)."""
-    version = head[: head.find(b"\r\n")].rpartition(b" ")[2]
+    line = head[: head.find(b"\r\n")]
+    version = line.rpartition(b" ")[2]
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise HeadError("only HTTP/1.1 and HTTP/1.0 are spoken here", status=505 if version[:5] == b"HTTP/" else 400)
     fields = Fields()
@@ -146,6 +147,8 @@ def parse_request(head: bytes) -> RequestHead:
         raise HeadError("the request head is malformed")
     method: bytes = parser.get_method()
     target = fields.target
+    if line != b"%b %b %b" % (method, target, version):
+        raise HeadError("the request line must be method, target and version with one space between them")
     if method not in METHODS:
         raise HeadError("this method is not spoken here", status=501)
     if len(fields.items) > MAX_FIELDS:
