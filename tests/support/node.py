@@ -11,8 +11,9 @@ import asyncio
 from typing import Any
 
 from iop import __version__
-from iop._fast.body import FRAMING_LENGTH, BodyDecoder
+from iop._fast.body import FRAMING_EOF, FRAMING_LENGTH, BodyDecoder
 from iop._fast.relay import ProviderStream
+from iop._fast.sse import EventSplitter
 from iop.errors import IopError
 from iop.net.link import Link
 from iop.net.loop import Runtime
@@ -79,6 +80,15 @@ class ScriptedNode:
         stream.begin(BodyDecoder(FRAMING_LENGTH, len(body)))
         stream.feed(body)
         stream.end()
+
+    def start_stream(self, request: m.ProviderTunnelRequest) -> None:
+        """The head of an event stream; ``body`` then sends what is in it."""
+        stream = self.streams[request.stream_id]
+        stream.head(200, b"content-type: text/event-stream\r\n")
+        stream.begin(BodyDecoder(FRAMING_EOF), EventSplitter(int(request.dialect)))
+
+    def body(self, request: m.ProviderTunnelRequest, data: bytes) -> None:
+        self.streams[request.stream_id].feed(data)
 
     def call_closed(self, provider_id: str, request: m.ProviderTunnelRequest) -> None:
         self.session.send(m.EdgeNodeEvent(call_closed=m.CallClosed(provider_id, request.stream_id)))

@@ -222,9 +222,9 @@ class ClientRequest:
         if lease is not self.lease or not self._leased:
             return
         self._leased = False
-        self._drop_stream()
         if self.state in (State.SENT, State.OPEN):
             self._fail(error)
+        self._drop_stream()  # not before: an open stream still takes the error event
         self._end()
 
     def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
@@ -365,7 +365,9 @@ class ClientRequest:
                 self._lost_once = True
                 return self._again(ReleaseCause.TERMINAL)
         if self.state in (State.SENT, State.OPEN):
-            self._fail(from_code(code.name.lower(), failure.message.decode("utf-8", "replace") or None))
+            error = from_code(code.name.lower(), failure.message.decode("utf-8", "replace") or None)
+            assert self.lease is not None
+            self._fail(type(error)(f"provider {self.lease.provider_id}: {error.message}"))
         cause = ReleaseCause.CANCEL_CONFIRMED if self.state is State.CANCELLING else ReleaseCause.TERMINAL
         return self._end(cause, lingering=lingering)
 
