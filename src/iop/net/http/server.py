@@ -262,6 +262,11 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.server.stats.bytes_in += len(data)
+        if self.state is State.CLOSED:
+            self._discarded += len(data)
+            if self._discarded > DISCARD_BYTES and self._transport is not None:
+                self._transport.abort()
+            return
         if self.state is State.BUSY or self._waiting:
             self._wait(data)
         else:
@@ -446,16 +451,29 @@ class HttpConnection(asyncio.Protocol):
     def close(self, *, reset: bool, reason: str = "client_gone") -> None:
         """Flushes and closes; with ``reset`` the client sees RST."""
         transport = self._transport
-        if transport is None or self.state is State.CLOSED:
+        if transport is None:
+            return
+        if self.state is State.CLOSED:
+            if reset:  # it lingers, and there is no time for that any more
+                transport.abort()
             return
         self._move(State.CLOSED)
         self.writer.flush_now()
         # A client that does not read would keep a flushing transport open for ever.
         if reset or self.writer.paused:
             flow.abort(transport, reset=reset)
+        elif transport.can_write_eof():
+            # FIN now, and what the client still sends is read and dropped for a while: closing with unread bytes would
+            # reset the connection, and with it take the answer that is on its way.
+            transport.write_eof()
+            self._discarded = 0
+            self._waiting.clear()
+            if not self._reading:
+                self._reading = True
+                transport.resume_reading()
+            self._set_deadline(DISCARD_S)
         else:
             transport.close()
-            self._set_deadline(DISCARD_S)
         self._abandon(reason)
 
     def _abandon(self, reason: str) -> None:

@@ -1,0 +1,309 @@
+"""The HTTP server on real sockets: framing, pipelining, early answers, clocks (API-6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from iop.errors import IopError
+from iop.net.http.server import Exchange, HttpServer, ServerLimits
+from iop.net.loop import Runtime
+from tests.support.aio import async_test, until
+from tests.support.http import Broken, Client
+
+
+class Recorder:
+    """An App that answers each request with what it got, unless told to wait or to refuse the head."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bytes, bytes]] = []
+        self.gone: list[str] = []
+        self.rejections: list[int] = []
+        self.waiting: list[Exchange] = []
+        self.hold = False
+        self.refuse: IopError | None = None
+
+    def head_received(self, ex: Exchange) -> None:
+        if self.refuse is not None:
+            self.fail(ex, self.refuse)
+
+    def body_piece(self, ex: Exchange, piece: bytes) -> None:
+        pass
+
+    def request_complete(self, ex: Exchange) -> None:
+        self.seen.append((ex.head.path, b"".join(ex.pieces)))
+        if self.hold:
+            self.waiting.append(ex)
+        else:
+            self.answer(ex)
+
+    def answer(self, ex: Exchange) -> None:
+        ex.respond(200, b"x-path: %b\r\n" % ex.head.path, b"".join(ex.pieces))
+
+    def client_gone(self, ex: Exchange, reason: str) -> None:
+        self.gone.append(reason)
+
+    def rejected(self, status: int) -> None:
+        self.rejections.append(status)
+
+    @staticmethod
+    def fail(ex: Exchange, error: IopError) -> None:
+        ex.respond(error.status, b"", json.dumps({"code": error.code}).encode())
+
+
+@asynccontextmanager
+async def serving(app: Recorder, **limits: float) -> AsyncIterator[tuple[HttpServer, tuple[str, int]]]:
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    server = HttpServer(runtime, app, app.fail, ServerLimits(**limits))  # type: ignore[arg-type]
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield server, ("127.0.0.1", port)
+    finally:
+        server.close()
+        await until(lambda: not server.connections)
+        await server.wait_closed()
+        runtime.close()
+    assert server.stats.buffered_body_bytes == 0
+
+
+GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_any_cut_of_two_requests_gives_the_same_two_exchanges() -> None:
+    app = Recorder()
+    wire = (
+        b"POST /one HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"
+        b"POST /two HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nwxyz"
+    )
+    async with serving(app) as (_, address):
+        for step in (1, 2, 5, 17, len(wire)):
+            app.seen.clear()
+            client = await Client.connect(address)
+            for at in range(0, len(wire), step):
+                client.send_more(wire[at : at + step])
+                await asyncio.sleep(0)
+            assert [(await client.answer()).body, (await client.answer()).body] == [b"abcde", b"wxyz"]
+            assert app.seen == [(b"/one", b"abcde"), (b"/two", b"wxyz")]
+            await client.close()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_d9_ten_thousand_pipelined_requests_are_bounded_and_answered_in_order() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        client = await Client.connect(address)
+        client.send(b"".join(GET % i for i in range(10_000)))
+        await until(lambda: bool(app.waiting))
+        (connection,) = server.connections
+        await until(lambda: not connection._reading)
+        assert len(app.seen) == 1
+        assert connection._waiting_bytes < 65536 + 262144  # the bound, and the one read that crossed it
+        app.hold = False
+        app.answer(app.waiting.pop())
+        for i in range(10_000):
+            assert (await client.answer()).get("x-path") == f"/{i}"
+        await client.close()
+
+
+@pytest.mark.req("API-6")
+@pytest.mark.parametrize(
+    ("wire", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"GET /\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: b\nC: d\r\n\r\n", 400),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 10_000])
+def test_d1_d4_what_is_refused_takes_the_smuggled_request_down_with_it(wire: bytes, status: int, step: int) -> None:
+    @async_test()
+    async def body() -> None:
+        app = Recorder()
+        async with serving(app) as (_, address):
+            client = await Client.connect(address)
+            data = wire + GET % 666
+            for at in range(0, len(data), step):
+                client.send_more(data[at : at + step])
+                await asyncio.sleep(0)
+            answer = await client.answer()
+            assert answer.status == status
+            assert answer.get("connection") == "close"
+            await client.end()
+            assert app.seen == []
+            assert app.rejections == [status]
+            await client.close()
+
+    body()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_an_early_answer_is_read_although_the_body_is_still_coming() -> None:
+    app = Recorder()
+    app.refuse = IopError()
+    async with serving(app) as (_, address):
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n")
+        assert (await client.answer()).status == 500
+        app.refuse = None
+        client.send_more(b"x" * 500_000 + GET % 7)
+        assert (await client.answer()).get("x-path") == "/7"
+        assert app.seen == [(b"/7", b"")]
+        await client.close()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_d10_a_body_over_the_limit_is_refused_before_it_is_asked_for() -> None:
+    app = Recorder()
+    async with serving(app, max_body_bytes=1000) as (_, address):
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n")
+        assert (await client.head()).status == 413
+        await client.close()
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n")
+        assert (await client.head()).status == 100
+        client.send_more(b"x" * 1000)
+        assert (await client.answer()).body == b"x" * 1000
+        await client.close()
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001)
+        assert (await client.answer()).status == 413
+        await client.close()
+        assert [len(data) for _, data in app.seen] == [1000]
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_d10_an_end_in_the_middle_of_a_body_dispatches_nothing() -> None:
+    app = Recorder()
+    async with serving(app) as (server, address):
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhalf")
+        await until(lambda: bool(server.connections) and server.stats.buffered_body_bytes == 4)
+        client.leave()
+        await until(lambda: app.gone == ["client_gone"])
+        assert app.seen == []
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_all_clients_together_hold_no_more_than_the_common_bound() -> None:
+    app = Recorder()
+    async with serving(app, max_buffered_body_bytes=1000) as (server, address):
+        first = await Client.connect(address)
+        first.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 901\r\n\r\n" + b"x" * 900)
+        await until(lambda: server.stats.buffered_body_bytes == 900)
+        second = await Client.connect(address)
+        second.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 101\r\n\r\n" + b"x" * 101)
+        assert (await second.answer()).status == 503
+        first.send_more(b"x")
+        assert (await first.answer()).status == 200
+        await first.close()
+        await second.close()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_d8_slow_heads_and_bodies_end_at_their_clock_counted_from_the_first_byte() -> None:
+    app = Recorder()
+    async with serving(app, header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=0.2) as (server, address):
+        slow_head = await Client.connect(address)
+        slow_body = await Client.connect(address)
+        idle = await Client.connect(address)
+        slow_body.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
+
+        async def drip() -> None:
+            for byte in b"GET / HTTP/1.1\r\nHost: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa":
+                slow_head.send_more(bytes([byte]))
+                await asyncio.sleep(0.01)  # the slow client itself
+
+        dripping = asyncio.create_task(drip())
+        assert (await slow_head.answer()).status == 408
+        dripping.cancel()
+        assert (await slow_body.answer()).status == 408
+        assert await idle.end() == "fin"
+        assert app.gone == ["body_timeout"]
+        for client in (slow_head, slow_body, idle):
+            await client.close()
+
+
+@pytest.mark.req("API-7c", "API-6")
+@async_test()
+async def test_a_fin_is_noticed_while_reading_is_paused() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        client = await Client.connect(address)
+        client.send(GET % 0 + b"x" * 400_000)
+        await until(lambda: bool(app.waiting))
+        (connection,) = server.connections
+        await until(lambda: not connection._reading)
+        client.leave(reset=True)
+        await until(lambda: app.gone == ["client_gone"])
+
+
+@pytest.mark.req("API-10")
+@async_test()
+async def test_a_client_that_takes_nothing_is_given_up_and_one_that_reads_slowly_is_not() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app, client_idle_timeout_s=0.3) as (server, address):
+        client = await Client.connect(address, receive_bytes=4096)
+        client.send(GET % 0)
+        await until(lambda: bool(app.waiting))
+        ex = app.waiting.pop()
+        ex.writer.write(ex.head_bytes(200, b"", b"content-length: 9000000\r\n"))
+        ex.writer.write(b"x" * 9_000_000)
+        await until(lambda: app.gone == ["client_idle"])
+        with pytest.raises(Broken):
+            await client.answer()
+        await client.close()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_connections_beyond_the_limit_are_told_so() -> None:
+    app = Recorder()
+    async with serving(app, max_connections=2) as (server, address):
+        clients = [await Client.connect(address) for _ in range(2)]
+        for client in clients:
+            client.send(GET % 1)
+            assert (await client.answer()).status == 200
+        extra = await Client.connect(address)
+        assert (await extra.answer()).status == 503
+        await extra.close()
+        for client in clients:
+            await client.close()
+
+
+@async_test()
+async def test_stopping_closes_idle_connections_and_lets_an_exchange_finish() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        idle, busy = await Client.connect(address), await Client.connect(address)
+        busy.send(GET % 5)
+        await until(lambda: bool(app.waiting) and len(server.connections) == 2)
+        server.stop_accepting()
+        assert await idle.end() == "fin"
+        app.answer(app.waiting.pop())
+        answer = await busy.answer()
+        assert answer.status == 200
+        await busy.end()
+        for client in (idle, busy):
+            await client.close()
