@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ async def test_D18_a_large_body_is_retried_whole(stack: Stack) -> None:
     [{"store": True}, {"background": True}, {"previous_response_id": "r"}, {"tools": [{"type": "web_search_preview"}]}],
 )
 @async_test()
-async def test_a_request_with_effects_is_not_sent_twice(stack: Stack, more: dict[str, object]) -> None:
+async def test_a_request_with_effects_is_not_sent_twice(stack: Stack, more: dict[str, Any]) -> None:
     async with stack.scene() as scene:
         await first_use(scene)
         client = await scene.send(post("/v1/responses", chat("m", **more)))

@@ -104,6 +104,14 @@ class Client:
         """More of the same request."""
         self._writer.write(data)
 
+    async def drain(self) -> None:
+        """Waits until most of what was sent has been taken by the kernel."""
+        await self._writer.drain()
+
+    def finish_sending(self) -> None:
+        """FIN, and reading goes on."""
+        self._writer.write_eof()
+
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def head(self) -> Head:

@@ -81,25 +81,18 @@ class Scene:
             assert loop.time() < deadline, f"leases and waiters are {seen}, not {(leases, waiting)}"
 
     async def outcome(self, request_id: str | None) -> Line:
-        """The edge's one line about a request."""
+        """The edge's one line about a request, by the id that it minted or by the client's own."""
+        found: list[Line] = []
 
-        def found() -> Line | None:
-            lines = self.stack.edge.lines
-            return next((x for x in lines if x.get("event") == "request" and x["request_id"] == request_id), None)
+        def look() -> bool:
+            for line in self.stack.edge.lines:
+                if request_id in (line.get("request_id"), line.get("client_request_id")):
+                    found.append(line)
+            return bool(found)
 
-        await until(lambda: found() is not None, what=f"an outcome line of {request_id}")
-        line = found()
-        assert line is not None
-        return line
-
-    async def outcomes(self, after: int, count: int) -> list[Line]:
-        """The request lines behind the first ``after`` lines, once there are ``count`` of them."""
-
-        def found() -> list[Line]:
-            return [line for line in self.stack.edge.lines[after:] if line.get("event") == "request"]
-
-        await until(lambda: len(found()) >= count, what=f"{count} outcome lines")
-        return found()
+        await until(look, what=f"an outcome line of {request_id}")
+        assert len(found) == 1, found
+        return found[0]
 
     async def close(self) -> None:
         for client in self.clients:
@@ -157,6 +150,7 @@ def running_stack(
     *,
     other_providers: Providers | None = None,
     http: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
     **sections: Any,
 ) -> Iterator[Stack]:
     """Starts an edge and a node ``n1`` with ``providers``, whose ``base_url`` defaults to the scripted server.
@@ -173,10 +167,11 @@ def running_stack(
     nodes: list[dict[str, Any]] = [{"id": "n1", "token_env": "IOP_TOKEN", "providers": entries(providers)}]
     nodes.append({"id": "n2", "token_env": "IOP_OTHER_TOKEN", "providers": entries(other_providers or {})})
     config = edge_config(http=dict(http or {}), nodes=nodes, models=models, **sections)
+    environment = {**TOKEN_ENV, **(env or {})}
     try:
-        with edge_program(folder, config, env=TOKEN_ENV) as edge:
+        with edge_program(folder, config, env=environment) as edge:
             node_file = node_config(edge.address("nodes"))
-            with node_program(folder, node_file, env=TOKEN_ENV) as node:
+            with node_program(folder, node_file, env=environment) as node:
                 edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
                 yield Stack(edge, node, sock)
     finally:
