@@ -221,20 +221,16 @@ async def test_all_clients_together_hold_no_more_than_the_common_bound() -> None
 @async_test()
 async def test_d8_slow_heads_and_bodies_end_at_their_clock_counted_from_the_first_byte() -> None:
     app = Recorder()
-    async with serving(app, header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=0.2) as (server, address):
+    async with serving(app, header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=0.2) as (_, address):
         slow_head = await Client.connect(address)
         slow_body = await Client.connect(address)
         idle = await Client.connect(address)
         slow_body.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
 
-        async def drip() -> None:
-            for byte in b"GET / HTTP/1.1\r\nHost: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa":
-                slow_head.send_more(bytes([byte]))
-                await asyncio.sleep(0.01)  # the slow client itself
-
-        dripping = asyncio.create_task(drip())
+        loop = asyncio.get_running_loop()
+        for at, byte in enumerate(b"GET / HTTP/1.1\r\nHost: aaaaaaaa"):
+            loop.call_later(0.01 * at, slow_head.send_more, bytes([byte]))
         assert (await slow_head.answer()).status == 408
-        dripping.cancel()
         assert (await slow_body.answer()).status == 408
         assert await idle.end() == "fin"
         assert app.gone == ["body_timeout"]
@@ -262,7 +258,7 @@ async def test_a_fin_is_noticed_while_reading_is_paused() -> None:
 async def test_a_client_that_takes_nothing_is_given_up_and_one_that_reads_slowly_is_not() -> None:
     app = Recorder()
     app.hold = True
-    async with serving(app, client_idle_timeout_s=0.3) as (server, address):
+    async with serving(app, client_idle_timeout_s=0.3) as (_, address):
         client = await Client.connect(address, receive_bytes=4096)
         client.send(GET % 0)
         await until(lambda: bool(app.waiting))
@@ -279,7 +275,7 @@ async def test_a_client_that_takes_nothing_is_given_up_and_one_that_reads_slowly
 @async_test()
 async def test_connections_beyond_the_limit_are_told_so() -> None:
     app = Recorder()
-    async with serving(app, max_connections=2) as (server, address):
+    async with serving(app, max_connections=2) as (_, address):
         clients = [await Client.connect(address) for _ in range(2)]
         for client in clients:
             client.send(GET % 1)

@@ -185,14 +185,15 @@ class Front:
             if access.local_only:
                 require_local(head.host, head.get(b"origin"))
             return ANONYMOUS
-        # Exactly one credential, in either of the two fields; a hash as the look-up key makes its timing harmless.
-        offered = [
-            value[7:].strip() if name == b"authorization" and value[:7].lower() == b"bearer " else value
-            for name, value in head.fields.items
-            if name in (b"authorization", b"x-api-key")
-        ]
-        if len(set(offered)) == 1:
-            principal = access.keys.get(hashlib.sha256(offered[0]).digest())
+        # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
+        repeated, first = head.fields.repeated, head.fields.first
+        if b"authorization" not in repeated and b"x-api-key" not in repeated:
+            key = first.get(b"x-api-key")
+            bearer = first.get(b"authorization")
+            if bearer is not None and bearer[:7].lower() == b"bearer ":
+                token = bearer[7:].strip()
+                key = token if key is None or key == token else None
+            principal = access.keys.get(hashlib.sha256(key).digest()) if key is not None else None
             if principal is not None:
                 return principal
         raise Unauthorized

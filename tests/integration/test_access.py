@@ -1,0 +1,191 @@
+"""Who may ask, and what is answered without asking anybody (API-1, API-4, API-5)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from iop.config.load import parse_edge
+from iop.edge.app import Edge
+from iop.net.loop import Runtime
+from iop.observability.logs import Sink
+from tests.support.aio import async_test, until
+from tests.support.http import Answer, Client, chat, post
+
+KEY = "sk-test-é-1"
+LOCAL = "127.0.0.1:0"
+
+
+class Kept(Sink):
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self.dropped = 0
+
+    def outcome(self, record: Any) -> None:
+        self.records.append(record)
+
+
+@asynccontextmanager
+async def edge(**http: Any) -> AsyncIterator[tuple[Edge, tuple[str, int]]]:
+    config = {
+        "http": {"listen": LOCAL, **http},
+        "transport": {"listen": LOCAL},
+        "admin": {"listen": LOCAL},
+        "nodes": [{"id": "n", "token_sha256": "0" * 64, "providers": [{"id": "p", "kind": "echo"}]}],
+        "models": [
+            {"id": "org/big model", "aliases": ["small"], "candidates": [{"node": "n", "provider": "p", "target": "t"}]}
+        ],
+    }
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    one = Edge(parse_edge(json.dumps(config), source="test"), runtime, Kept())
+    await one.start()
+    try:
+        yield one, ("127.0.0.1", one.http_port)
+    finally:
+        one.close()
+        one.http.close()
+        await until(lambda: not one.http.connections)
+        runtime.close()
+
+
+def keys() -> dict[str, Any]:
+    return {"api_keys": [{"principal": "alice", "key_sha256": hashlib.sha256(KEY.encode("latin-1")).hexdigest()}]}
+
+
+async def ask(address: tuple[str, int], *lines: str, path: str = "/v1/chat/completions") -> Answer:
+    client = await Client.connect(address)
+    client.send(post(path, chat("small"), dict(line.split(": ", 1) for line in lines)))
+    answer = await client.answer()
+    await client.close()
+    return answer
+
+
+async def get(address: tuple[str, int], path: str, *lines: str, method: str = "GET") -> Answer:
+    client = await Client.connect(address)
+    client.send("\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode("latin-1"))
+    answer = await client.answer()
+    await client.close()
+    return answer
+
+
+@pytest.mark.req("API-4", "API-5")
+@async_test()
+async def test_d12_every_bad_key_gets_the_same_401() -> None:
+    async with edge(**keys()) as (one, address):
+        bodies = set()
+        for lines in (
+            [],
+            ["Authorization: Bearer wrong"],
+            ["Authorization: Basic abc"],
+            ["Authorization: Bearer"],
+            [f"Authorization: {KEY}"],
+            ["x-api-key: \xff\xfe"],
+            [f"Authorization: Bearer {KEY}", "x-api-key: other"],
+        ):
+            answer = await ask(address, *lines)
+            assert answer.status == 401, lines
+            bodies.add(answer.body)
+            assert KEY.encode() not in answer.body
+        client = await Client.connect(address)
+        twice = f"Authorization: Bearer {KEY}\r\n" * 2
+        client.send(
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{twice}Content-Length: 0\r\n\r\n".encode("latin-1")
+        )
+        answer = await client.answer()
+        assert answer.status == 401
+        bodies.add(answer.body)
+        await client.close()
+        answer = await ask(address, path=f"/v1/chat/completions?api_key={KEY[:7]}")
+        bodies.add(answer.body)
+        assert len(bodies) == 1
+        assert json.loads(bodies.pop())["error"]["code"] == "unauthorized"
+        assert one.pool.leases_in_use == 0
+
+
+@pytest.mark.req("API-4")
+@async_test()
+async def test_either_header_carries_the_key_on_every_api() -> None:
+    async with edge(**keys()) as (_, address):
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            for lines in ([f"Authorization: Bearer {KEY}"], [f"Authorization: bearer  {KEY}"], [f"x-api-key: {KEY}"]):
+                # past the door, and then there is no node
+                assert (await ask(address, *lines, path=path)).status == 503
+
+
+@pytest.mark.req("API-4")
+@async_test()
+async def test_without_keys_only_loopback_names_and_origins_are_served() -> None:
+    async with edge() as (_, address):
+        for host in ("localhost", "localhost:99", "127.0.0.1:1", "[::1]:8080"):
+            assert (await ask_host(address, host)).status == 503, host
+        for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80"):
+            assert (await ask_host(address, host)).status == 403, host
+        assert (await ask(address, "Origin: http://evil.example")).status == 403
+        assert (await ask(address, "Origin: http://localhost:3000")).status == 503
+
+
+async def ask_host(address: tuple[str, int], host: str) -> Answer:
+    client = await Client.connect(address)
+    client.send(post("/v1/chat/completions", chat("small"), host=host))
+    answer = await client.answer()
+    await client.close()
+    return answer
+
+
+@pytest.mark.req("API-1")
+@async_test()
+async def test_health_models_and_the_root() -> None:
+    async with edge() as (_, address):
+        for path in ("/healthz", "/readyz", "/health", "/"):
+            assert (await get(address, path)).status == 200
+        assert (await get(address, "/", method="HEAD")).body == b""
+        listed = (await get(address, "/v1/models")).json
+        assert [row["id"] for row in listed["data"]] == ["org/big model", "small"]
+        assert listed["object"] == "list"
+        anthropic = (await get(address, "/v1/models", "anthropic-version: 2023-06-01")).json
+        assert [row["type"] for row in anthropic["data"]] == ["model", "model"]
+        assert (anthropic["first_id"], anthropic["last_id"]) == ("org/big model", "small")
+        assert (await get(address, "/v1/models/org/big%20model")).json["id"] == "org/big model"
+        missing = await get(address, "/v1/models/none")
+        assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.req("API-5")
+@async_test()
+async def test_unknown_paths_and_methods_in_both_error_shapes() -> None:
+    async with edge() as (_, address):
+        answer = await get(address, "/v1/none")
+        assert (answer.status, answer.json["error"]["code"]) == (404, "not_found")
+        answer = await get(address, "/v1/messages")
+        assert (answer.status, answer.json["type"], answer.json["error"]["type"]) == (404, "error", "not_found_error")
+        answer = await ask(address, path="/v1/messages")
+        assert (answer.status, answer.json["error"]["type"]) == (503, "overloaded_error")
+        assert answer.get("retry-after") == "5"
+        assert (answer.get("x-request-id") or "").startswith("req_")
+
+
+@pytest.mark.req("OBS-4")
+@async_test()
+async def test_the_admin_listener_answers_status_and_metrics_and_nothing_else() -> None:
+    async with edge() as (one, _):
+        address = ("127.0.0.1", one.admin_port)
+        status = (await get(address, "/admin/status")).json
+        assert status["edge"]["id"] == "edge-1"
+        assert status["nodes"][0]["connected"] is False
+        metrics = await get(address, "/metrics")
+        assert b"iop_edge_nodes_configured 1.0" in metrics.body
+        assert (await get(address, "/v1/models")).status == 404
+        assert (await get(address, "/admin/status", method="DELETE")).status == 404
+        client = await Client.connect(address)
+        client.send(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert (await client.answer()).status == 403
+        await client.close()
