@@ -40,6 +40,7 @@ cdef enum:
 cdef unsigned int COMMITTING = sse.SEMANTIC | sse.FINISH | sse.ERROR_4XX
 cdef Py_ssize_t HELD_MAX = 16384
 cdef Py_ssize_t DATA_MAX = 65536
+cdef Py_ssize_t CONGESTED_MAX = 16384   # a lane's turn: larger frames would make every other stream wait longer
 cdef enum:
     SPANS = 64          # body spans gathered into one frame
 
@@ -73,7 +74,9 @@ cdef class ClientStream(Stream):
         while self.pieces is not None and not self.blocked and self.send_credit > 0 and not self.mux.closed:
             piece = <bytes>self.pieces[self.piece]
             left = len(piece) - self.offset
-            n = left if left < DATA_MAX else DATA_MAX
+            n = CONGESTED_MAX if self.mux.congested else DATA_MAX
+            if n > left:
+                n = left
             if n > self.send_credit:
                 n = <Py_ssize_t>self.send_credit
             last = n == left and self.piece + 1 == len(self.pieces)
@@ -421,7 +424,7 @@ cdef class ProviderStream(Stream):
             return 0
         try:
             while i < n:
-                give = DATA_MAX - total
+                give = (CONGESTED_MAX if self.mux.congested else DATA_MAX) - total
                 if give > self.send_credit - total:
                     give = <Py_ssize_t>(self.send_credit - total)
                 if count == SPANS or give <= 0:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iop import __version__
+from iop._fast.mux import MAX_STREAM_ID
 from iop.net.link import Link
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 from iop.observability.metrics import EdgeMetrics
@@ -32,6 +33,7 @@ log = logging.getLogger("iop.edge.nodes")
 PROBE_TICK_S = 0.1
 TICK_S = 0.5
 MAX_UNREGISTERED = 1024  # connections that have not named a node yet
+LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
 
 
 @dataclass(slots=True)
@@ -77,9 +79,7 @@ class NodeLink:
 
     def ended(self, reason: str, detail: str) -> None:
         self.server.metrics.protocol_errors[reason].value += 1
-        log.warning(
-            "node %s at %s: closing the connection: %s: %s", self.node_id or "?", self.link.peer, reason, detail
-        )
+        self._log(logging.WARNING, "node_connection_closed", reason=reason, detail=detail)
         self.link.abort(reason)
         self._fence(reason)
 
@@ -128,9 +128,14 @@ class NodeLink:
         now = server.now
         answer = server.pool.claim(self.node_id, now)
         if isinstance(answer, Claim):
+            try:
+                self.session.accept(server.payloads[self.node_id], __version__, now)
+            except ValueError:
+                server.pool.lost(self.node_id, answer.generation, now)
+                self.reject(m.RejectReason.CONFIG_BUILD_FAILED, "the node's configuration is too large for one message")
+                return
             self.generation = answer.generation
             server.owners[self.node_id] = self
-            self.session.accept(server.payloads[self.node_id], __version__, now)
             return
         owner = server.owners[self.node_id]
         # Any byte counts: the probe asks whether the owner lives, not what it says (REG-2).
@@ -194,7 +199,7 @@ class NodeLink:
             return self._refuse(m.RejectReason.STALE_CONNECTION)
         self.session.activate()
         if readiness.outcome is ReadyOutcome.ACTIVATED:
-            log.info("node_connected: %s, version %s, from %s", self.node_id, self.node_version or "?", self.link.peer)
+            self._log(logging.INFO, "node_connected", version=self.node_version or "?")
         server.perform(readiness.actions)
         return None
 
@@ -206,7 +211,20 @@ class NodeLink:
 
     def _goodbye(self, message: m.Goodbye) -> None:
         self._log(logging.INFO, "node_goodbye", reason=message.reason.name.lower(), code=message.code, ref=message.ref)
-        self.link.close("goodbye")
+        self._close("goodbye")
+
+    def _close(self, reason: str) -> None:
+        """Lets what is queued leave and ends the connection; nothing of it counts any more."""
+        self.link.close(reason)
+        self._fence(reason)
+
+    def tick(self, now: float) -> None:
+        """The clocks of the session, and the end of its stream ids (WIRE-4): the node comes back and counts from 1."""
+        self.session.tick(now)
+        if self.session.state is State.READY and self.session.mux.highest_id > LAST_STREAM_ID:
+            self._log(logging.WARNING, "stream_ids_exhausted")
+            self.session.goodbye(m.GoodbyeReason.STREAM_IDS_EXHAUSTED)
+            self._close("stream_ids_exhausted")
 
     def _event(self, event: m.EdgeNodeEvent) -> None:
         pool, now = self.server.pool, self.server.now
@@ -305,7 +323,7 @@ class NodeServer:
         if self._ticking:
             now = self.now
             for link in list(self.links):
-                link.session.tick(now)
+                link.tick(now)
             self.runtime.wheel.arm(TICK_S, self._tick)
 
     def stop_accepting(self) -> None:

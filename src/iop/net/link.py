@@ -33,6 +33,7 @@ class Link(asyncio.Protocol):
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._reason = ""
+        self.peer = "?"  # address of the other end, for logs
         mux = session.mux
         # Looked up once by the transport: no Python frame between the socket and the native code.
         self.data_received = mux.feed  # type: ignore[method-assign]
@@ -43,14 +44,11 @@ class Link(asyncio.Protocol):
     def transport(self) -> asyncio.Transport | None:
         return self._transport
 
-    @property
-    def peer(self) -> str:
-        """Address of the other end, for logs."""
-        name = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "?"
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
         # One less than the multiplexer's bound: at the bound it stops feeding and relies on a pause having come.
         high = limits.LINK_SEND_HIGH_BYTES - 1
         transport.set_write_buffer_limits(high=high, low=high // 4)
