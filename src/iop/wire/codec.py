@@ -224,9 +224,13 @@ def tunnel_error(stream_id: int, seq: int, failure: m.ExecutionFailure) -> bytes
 def decode(data: bytes) -> m.Message | HotFrame:
     """The message in one envelope (no length prefix).
 
-    Raises :class:`~iop.errors.ProtocolError`: ``malformed`` (not protobuf), ``empty_payload`` (no payload, or one that
-    this version does not know), ``bad_message`` (a required field is missing, or something is beyond its bound).
+    Raises :class:`~iop.errors.ProtocolError`: ``control_frame_too_large``, ``malformed`` (not protobuf),
+    ``empty_payload`` (none, or one that this version does not know), ``unsupported_payload`` (one that is only
+    outlined yet), ``bad_message`` (a required field is missing, or something is beyond its bound).
     """
+    if len(data) > limits.MAX_CONTROL_FRAME_BYTES:
+        # Before it is parsed: a megabyte of empty submessages becomes many megabytes of objects.
+        raise ProtocolError("control_frame_too_large", f"{len(data)} bytes; at most {limits.MAX_CONTROL_FRAME_BYTES}")
     try:
         envelope = pb.Envelope.FromString(data)
     except DecodeError:
@@ -241,8 +245,6 @@ def decode(data: bytes) -> m.Message | HotFrame:
     cls = _PAYLOADS.get(name)
     if cls is None:
         raise ProtocolError("unsupported_payload", name)
-    if len(data) > limits.MAX_CONTROL_FRAME_BYTES:
-        raise ProtocolError("control_frame_too_large", f"{name} of {len(data)} bytes")
     check = _CHECKS.get(name)
     if check is not None:
         try:
