@@ -20,7 +20,8 @@ __all__ = ["Supervisor"]
 log = logging.getLogger("iop.node.supervisor")
 
 CONNECT_TIMEOUT_S = 10.0
-DRAIN_POLL_S = 0.05
+POLL_S = 0.05
+LEAVE_S = 2.0  # for terminals and the goodbye to be taken by the edge
 
 
 class Supervisor:
@@ -91,6 +92,7 @@ class Supervisor:
             if not dialling.done():
                 dialling.cancel()
                 await asyncio.wait({dialling})
+                agent.link.abort("stopped")
                 return Ended.CONNECT_FAILED, "stopped while connecting"
             try:
                 dialling.result()
@@ -103,6 +105,9 @@ class Supervisor:
             if not agent.done.done():
                 await self._drain(agent)
                 agent.leave()
+                # An edge that reads nothing must not keep us: what it does not take within that time is dropped.
+                await self._until(agent.done.done, LEAVE_S)
+                agent.link.abort("shutdown")
             return await agent.done
         finally:
             self.agent = None
@@ -112,15 +117,24 @@ class Supervisor:
         """Lets running calls finish within the drain time, then cancels what is left (SUP-4, SUP-5)."""
         agent.drain(self._drain_s)
         log.info("draining", extra={"fields": {"tunnels": len(agent.tunnels)}})
-        deadline_at = self._runtime.loop.time() + self._drain_s
-        while agent.tunnels and self._runtime.loop.time() < deadline_at and not agent.done.done():
-            try:
-                await asyncio.wait_for(self._hurry.wait(), DRAIN_POLL_S)
-                break
-            except TimeoutError:
-                continue
+
+        def idle() -> bool:
+            return not agent.tunnels or agent.done.done()
+
+        await self._until(idle, self._drain_s)
         for tunnel in list(agent.tunnels.values()):
             tunnel.cancel()
+        await self._until(idle, LEAVE_S)  # so that the edge hears of their end
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Waits for the condition, at most so long; a second signal ends the wait."""
+        deadline_at = self._runtime.loop.time() + timeout_s
+        while not condition() and self._runtime.loop.time() < deadline_at:
+            try:
+                await asyncio.wait_for(self._hurry.wait(), POLL_S)
+                return
+            except TimeoutError:
+                continue
 
     def _on_ready(self) -> None:
         self._policy.ready()

@@ -208,15 +208,19 @@ class EdgeSession(Session):
             self.request_window_bytes = min(max(window, limits.SMALL_WINDOW_BYTES), 1 << 24)
 
     def accept(self, config: m.NodeConfigPayload, edge_version: str, now: float) -> None:
-        """Answers the registration with the node's configuration; the node has 60 s to be ready (REG-3)."""
+        """Answers the registration with the node's configuration; the node has 60 s to be ready (REG-3).
+
+        A configuration that does not fit into one frame raises ValueError and changes nothing.
+        """
+        answer = codec.encode(
+            m.RegisterResponse(True, config=config, edge_version=edge_version, protocol_version=limits.PROTOCOL_VERSION)
+        )
         self._move(State.PENDING)
         self._frame_at = self._beat_at = now
         self._arm(now + self._timing.ready_s, "ready_timeout")
         self.mux.max_frame_bytes = self._max_frame_bytes
         self.mux.heartbeat_open = True
-        self.send(
-            m.RegisterResponse(True, config=config, edge_version=edge_version, protocol_version=limits.PROTOCOL_VERSION)
-        )
+        self.mux.send(answer)
 
     def reject(self, reason: m.RejectReason, message: str, edge_version: str) -> None:
         """Answers the registration with a refusal (REG-2); the owner then closes after flushing."""
