@@ -32,7 +32,7 @@ from iop.errors import (
 )
 from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of, stalled
 from iop.execution.gate import Slot
-from iop.execution.usage import Usage, read_usage
+from iop.execution.usage import read_usage
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead, hop_by_hop
 from iop.net.wheel import Timer
@@ -88,7 +88,6 @@ class Tunnel:
         "_sse",
         "_started_at",
         "_unsent_bytes",
-        "_usage",
         "slot",
         "state",
         "stream",
@@ -118,7 +117,6 @@ class Tunnel:
         self._reused = False
         self._heard = False
         self._sse = False
-        self._usage = Usage()
 
     # ---- the call's way out ------------------------------------------------------------------------------------------
 
@@ -309,12 +307,12 @@ class Tunnel:
     def _send_end(self) -> None:
         stream = self.stream
         raw = stream.usage()
-        for piece in raw:
-            self._usage = self._usage.updated(read_usage(piece))
-        if not self._usage:
+        if not raw:
             stream.end()
             return
-        u = self._usage
+        u = read_usage(raw[0])
+        for piece in raw[1:]:
+            u = u.updated(read_usage(piece))
         stream.end((u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens))
 
     def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
