@@ -60,10 +60,10 @@ class World:
         self.calls: list[Call] = []
         self.broken = False
         self.cut = False  # no byte moves, nobody is told
-        self._edge_ready: list[Callable[[], None]] = []
-        self._node_ready: list[Callable[[], None]] = []
-        self.edge_hub = Hub(self._edge_ready.append, self._raise)
-        self.node_hub = Hub(self._node_ready.append, self._raise)
+        self.edge_ready: list[Callable[[], None]] = []
+        self.node_ready: list[Callable[[], None]] = []
+        self.edge_hub = Hub(self.edge_ready.append, self._raise)
+        self.node_hub = Hub(self.node_ready.append, self._raise)
         self.edge_side, self.node_side = _Side(self, self._edge_heard), _Side(self, self._node_heard)
         self.edge = EdgeSession(self.edge_hub, self.edge_side, self.now, timing=timing)
         self.node = NodeSession(self.node_hub, self.node_side, self.now, timing=timing)
@@ -75,8 +75,8 @@ class World:
         self.opened = 0
         actions: list[tuple[Callable[[], None], float]] = [
             (self.open_stream, 2),
-            (lambda: self.round(self._edge_ready), 8),
-            (lambda: self.round(self._node_ready), 8),
+            (lambda: self.round(self.edge_ready), 8),
+            (lambda: self.round(self.node_ready), 8),
             (lambda: self.down.leave(self._some(self.down.buffer)), 5),
             (lambda: self.up.leave(self._some(self.up.buffer)), 5),
             (lambda: self.down.arrive(self._some(self.down.wire), self.node), 5),
@@ -110,8 +110,8 @@ class World:
         for _ in range(10_000):
             before = self._progress()
             for _ in range(3):
-                self.round(self._edge_ready)
-                self.round(self._node_ready)
+                self.round(self.edge_ready)
+                self.round(self.node_ready)
             for pipe, to in ((self.down, self.node), (self.up, self.edge)):
                 pipe.leave(len(pipe.buffer))
                 pipe.arrive(len(pipe.wire), to)
@@ -123,7 +123,7 @@ class World:
             if self.broken:
                 break
             self.validate()
-            if self._progress() == before and not self._edge_ready and not self._node_ready:
+            if self._progress() == before and not self.edge_ready and not self.node_ready:
                 break
         else:
             raise AssertionError("never quiet")
@@ -228,8 +228,8 @@ class World:
         self.edge.mux.feed(wire)
         assert self.edge.mux.frames_in == seen, "heard after the close"
         self.down.closed = self.up.closed = True
-        self.round(self._edge_ready)
-        self.round(self._node_ready)
+        self.round(self.edge_ready)
+        self.round(self.node_ready)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
