@@ -160,34 +160,35 @@ def encode(message: m.Message) -> bytes:
 
 
 def _encode_tunnel_request(r: m.ProviderTunnelRequest) -> bytes:
-    """By hand, since it is made for every request; the generic way costs three times as much."""
-    lease = r.lease
-    request = pb.ProviderTunnelRequest(
-        stream_id=r.stream_id,
-        run_id=r.run_id,
-        adapter=r.adapter,
-        provider_id=r.provider_id,
-        target=r.target,
-        window_bytes=r.window_bytes,
-        deadline_ms=r.deadline_ms,
-        response_stall_timeout_ms=r.response_stall_timeout_ms,
-        lease=pb.LeaseBinding(
-            lease_id=lease.lease_id,
-            long=lease.long,
-            attempt=lease.attempt,
-            credential_envelope=lease.credential_envelope,
-        ),
-        method=r.method,
-        path=r.path,
-        query=r.query,
-        header_block=r.header_block,
-        body=r.body,
-        body_bytes=r.body_bytes,
-        session_id=r.session_id,
-        body_follows=r.body_follows,
-        dialect=cast("Any", int(r.dialect)),
-        streaming=r.streaming,
-    )
+    """By hand, since it is made for every request: the generic way costs three times as much, and keyword arguments to
+    the runtime's constructor half as much again."""
+    request = pb.ProviderTunnelRequest()
+    request.stream_id = r.stream_id
+    request.run_id = r.run_id
+    request.adapter = r.adapter
+    request.provider_id = r.provider_id
+    request.target = r.target
+    request.window_bytes = r.window_bytes
+    request.deadline_ms = r.deadline_ms
+    request.response_stall_timeout_ms = r.response_stall_timeout_ms
+    lease, binding = r.lease, request.lease
+    binding.lease_id = lease.lease_id
+    binding.long = lease.long
+    binding.attempt = lease.attempt
+    if lease.credential_envelope:
+        binding.credential_envelope = lease.credential_envelope
+    request.method = r.method
+    request.path = r.path
+    if r.query:
+        request.query = r.query
+    request.header_block = r.header_block
+    request.body = r.body
+    request.body_bytes = r.body_bytes
+    if r.session_id:
+        request.session_id = r.session_id
+    request.body_follows = r.body_follows
+    request.dialect = cast("Any", r.dialect)
+    request.streaming = r.streaming
     if r.first_response_timeout_ms is not None:
         request.first_response_timeout_ms = r.first_response_timeout_ms
     data = request.SerializeToString()
