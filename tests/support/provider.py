@@ -270,6 +270,12 @@ class ScriptedProvider:
             return await self.begun.get()
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, for a client that goes there directly."""
+        host, port = self._sock.getsockname()
+        return host, port
+
+    @property
     def open_connections(self) -> list[Connection]:
         return [c for c in self.connections if not c.closed.is_set()]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iop._fast.body import filter_headers
 from iop._fast.fields import Fields
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW, ClientStream
+from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers
 from iop.edge.api.routes import Endpoint
 from iop.errors import (
@@ -389,8 +390,10 @@ class ClientRequest:
     def client_gone(self, reason: str) -> None:
         """The client left or was given up, in whatever state (API-7c): cancel, and keep the lease until that is
         confirmed (EXEC-7)."""
-        error = _GONE.get(reason, ClientGone)()
-        self.error = self.error or error
+        stream = self.stream
+        if self.state is not State.OPEN or stream is None or not stream.flags_seen & FINISH:
+            # Behind a stream's last event nothing is missing: SDKs close there, without waiting for the last chunk.
+            self.error = self.error or _GONE.get(reason, ClientGone)()
         self.status = self.status or 499
         wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
         self._abandon(wire_reason)
