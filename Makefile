@@ -11,7 +11,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan proto clean build
+.PHONY: run test bench lint asan chaos-kill proto clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -37,6 +37,10 @@ asan: build
 		| tar -x -f - -C $(ASAN)
 	cd $(ASAN) && IOP_SANITIZE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
+
+# Kills the node under load, 20 times; about 20 seconds, and no part of make test.
+chaos-kill: build
+	$(PYTEST) -s tests/chaos/test_kill.py
 
 proto: build
 	mkdir -p build/proto
