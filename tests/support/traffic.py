@@ -56,11 +56,11 @@ class Pipe:
         self.wire = bytearray()
         self.paused = False
         self.closed = False
-        self.flushing = False  # a close may hand over more than the bound
 
     def write(self, data: bytes) -> None:
         assert type(data) is bytes
         assert data, "an empty write is a system call for nothing"
+        assert not self.paused, "written although the transport said pause"
         assert len(self.buffer) <= self.HIGH, "fed although 128 KiB are unsent"
         assert not self.closed, "written after the close"
         self.world.seen["writes"] += 1

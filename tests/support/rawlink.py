@@ -1,0 +1,79 @@
+"""A bare socket to the node port of an edge, for peers that break rules: frames are bytes, and so are answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from iop import __version__
+from iop._fast import frame
+from iop.wire import codec, limits
+from iop.wire import messages as m
+
+WAIT_S = 10.0
+
+
+class RawLink:
+    """One connection. ``closed`` waits for the edge to close it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int]) -> RawLink:
+        return cls(*await asyncio.open_connection(*address))
+
+    def send(self, *data: bytes) -> None:
+        self._writer.write(b"".join(data))
+
+    async def drip(self, data: bytes) -> None:
+        """One byte at a time, until the edge has had enough."""
+        for i in range(len(data)):
+            if self._reader.at_eof() or self._writer.is_closing():
+                return
+            self._writer.write(data[i : i + 1])
+            await asyncio.sleep(0)
+
+    async def frame(self) -> bytes:
+        """The next envelope from the edge."""
+        async with asyncio.timeout(WAIT_S):
+            head = await self._reader.readexactly(4)
+            return await self._reader.readexactly(int.from_bytes(head, "big"))
+
+    async def message(self) -> m.Message:
+        """The next cold message; hot frames before it are dropped."""
+        while True:
+            envelope = await self.frame()
+            if frame.decode(envelope) is None:
+                found = codec.decode(envelope)
+                assert not isinstance(found, codec.HotFrame)
+                return found
+
+    async def register(self, token: str, *, version: int = limits.PROTOCOL_VERSION) -> m.RegisterResponse:
+        self.send(codec.encode(m.RegisterRequest(token, __version__, version, m.Capabilities(["openai_compat"]))))
+        answer = await self.message()
+        assert isinstance(answer, m.RegisterResponse)
+        return answer
+
+    async def ready(self, token: str) -> m.NodeConfigPayload:
+        """Registers and becomes ready for dispatch."""
+        answer = await self.register(token)
+        assert answer.config is not None, answer
+        self.send(codec.encode(m.NodeReadyRequest(answer.config.node_id, answer.config.revision)))
+        assert await self.message() == m.NodeReadyResponse(True)
+        return answer.config
+
+    async def closed(self, *, timeout_s: float = WAIT_S) -> bytes:
+        """Waits for the end of the connection; returns what came before it."""
+        async with asyncio.timeout(timeout_s):
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := await self._reader.read(65536):
+                    data += piece
+            return data
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
