@@ -43,7 +43,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """As ``stack``, with clocks that run out within a test: models ``m``, ``one`` (one slot, at most two waiters),
-    ``late`` (whole time), ``still`` (gaps), ``mute`` (first byte), ``deaf`` (connections are never accepted)."""
+    ``late`` (whole time), ``still`` (gaps), ``mute`` (first byte), ``deaf`` (connections are never accepted), ``brief``
+    (kept connections)."""
     with ExitStack() as opened:
         deaf = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(2):  # a full backlog: the next SYN is not answered
@@ -58,6 +59,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                     "one": {"capacity": 1},
                     "late": {},
                     "still": {"response_stall_timeout_ms": 400},
+                    "brief": {"idle_sec": 0.3},
                     "mute": {"first_response_timeout_ms": 400},
                     "deaf": {"base_url": f"http://127.0.0.1:{_port_of(deaf)}/v1", "connect_timeout_ms": 400},
                 },
@@ -67,6 +69,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                     model("late", request_timeout_ms=700),
                     model("late-one", "one", request_timeout_ms=700),
                     model("still"),
+                    model("brief"),
                     model("mute"),
                     model("deaf"),
                 ],

@@ -36,7 +36,6 @@ def requests(state: str, count: int) -> Iterator[bytes]:
 
 def open_files(stack: Stack) -> int:
     """Descriptors of both programs; closing the last connections takes them a moment."""
-    assert stack.node is not None
     return len(fds(stack.edge)) + len(fds(stack.node))
 
 
@@ -215,7 +214,6 @@ async def test_D14_200_slow_readers_cost_a_window_each_and_disturb_nobody(
     window bound, memory stays flat, and a normal stream goes on as if it were alone."""
     raise_file_limit()
     stack = slow_stack
-    assert stack.node is not None
     async with stack.scene() as scene:
         provider = scene.provider
         big = chat_delta("x" * 16_000)

@@ -18,6 +18,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 WAIT_S = 10.0
@@ -32,6 +33,15 @@ DONE = b"data: [DONE]\n\n"
 def listening_socket() -> socket.socket:
     """A bound and listening loopback socket; a provider serves duplicates of it, so its port outlives each of them."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    sock.setblocking(False)
+    return sock
+
+
+def unix_listening_socket(path: Path) -> socket.socket:
+    """The same on a unix socket."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(4096)
     sock.setblocking(False)
     return sock
 
@@ -281,7 +291,8 @@ class ScriptedProvider:
 
     async def __aenter__(self) -> ScriptedProvider:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=self._sock.dup())
+        create = loop.create_unix_server if self._sock.family == socket.AF_UNIX else loop.create_server
+        self._server = await create(lambda: Connection(self), sock=self._sock.dup())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -102,7 +102,7 @@ class Scene:
 class Stack:
     """A running pair; ``http`` and ``admin`` are the edge's addresses, ``nodes`` is its node port."""
 
-    def __init__(self, edge: Program, node: Program | None, sock: socket.socket) -> None:
+    def __init__(self, edge: Program, node: Program, sock: socket.socket) -> None:
         self.edge = edge
         self.node = node
         self.http: Address = edge.address("http")
@@ -151,11 +151,12 @@ def running_stack(
     other_providers: Providers | None = None,
     http: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    node: Mapping[str, Any] | None = None,
     **sections: Any,
 ) -> Iterator[Stack]:
     """Starts an edge and a node ``n1`` with ``providers``, whose ``base_url`` defaults to the scripted server.
 
-    ``other_providers`` belong to a node ``n2`` that is configured and not started.
+    ``node`` is laid over that section of its file. ``other_providers`` belong to a node ``n2`` that is configured and not started.
     """
     sock = listening_socket()
     port = sock.getsockname()[1]
@@ -170,10 +171,10 @@ def running_stack(
     environment = {**TOKEN_ENV, **(env or {})}
     try:
         with edge_program(folder, config, env=environment) as edge:
-            node_file = node_config(edge.address("nodes"))
-            with node_program(folder, node_file, env=environment) as node:
+            node_file = node_config(edge.address("nodes"), node=dict(node or {}))
+            with node_program(folder, node_file, env=environment) as running:
                 edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
-                yield Stack(edge, node, sock)
+                yield Stack(edge, running, sock)
     finally:
         sock.close()
 

@@ -35,7 +35,7 @@ WRITE_HIGH_BYTES = 262144
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a base URL points: ``http``, ``https``, or ``unix`` (``http+unix://%2Fpath%2Fto.sock/base``)."""
+    """Where a base URL points: ``http``, ``https``, or ``unix`` (``unix:/path/of.sock:/base``)."""
 
     scheme: str
     host: str
@@ -46,18 +46,17 @@ class Origin:
     @classmethod
     def parse(cls, base_url: str) -> Origin:
         """Raises InvalidArgument for a URL that names no server; the message does not repeat it."""
+        if base_url.startswith("unix:/"):
+            socket_path, _, base = base_url[5:].partition(":")
+            return cls("unix", "localhost", 0, base.rstrip("/").encode("ascii", "replace"), socket_path)
         try:
             parts = urlsplit(base_url)
             port = parts.port
         except ValueError:
             raise InvalidArgument("a provider's base_url is not a URL") from None
         path = parts.path.rstrip("/").encode("ascii", "replace")
-        if parts.scheme == "http+unix" and parts.netloc:
-            from urllib.parse import unquote
-
-            return cls("unix", "localhost", 0, path, unquote(parts.netloc))
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise InvalidArgument("a provider's base_url must be http://, https:// or http+unix://, host and path only")
+            raise InvalidArgument("a provider's base_url must be http://, https:// or unix:/, host and path only")
         return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path)
 
     @property
