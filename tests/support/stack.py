@@ -156,7 +156,8 @@ def running_stack(
 ) -> Iterator[Stack]:
     """Starts an edge and a node ``n1`` with ``providers``, whose ``base_url`` defaults to the scripted server.
 
-    ``node`` is laid over that section of its file. ``other_providers`` belong to a node ``n2`` that is configured and not started.
+    ``node`` is laid over that section of its file. ``other_providers`` belong to a node ``n2`` that is configured and
+    not started.
     """
     sock = listening_socket()
     port = sock.getsockname()[1]
