@@ -449,6 +449,10 @@ def test_time_without_credit_does_not_count_as_silence() -> None:
     node.hub.now = 1.0
     node.stream.feed(bytes(20))
     assert node.stream.paused
+    node.hub.now = 300.0
+    node.mux.feed(frame.encode_credit(1, 10))
+    assert node.stream.paused, "what was held is sent, and the credit used up by it"
+    assert node.stream.progress_at == 300.0
     node.hub.now = 500.0
     node.mux.feed(frame.encode_credit(1, 1000))
     assert not node.stream.paused
