@@ -184,7 +184,7 @@ async def test_a_model_server_that_answers_is_used() -> None:
         (serve(status=500), "HTTP 500: out of cards"),
         (serve(b'data: {"error":{"message":"out of cards"}}\n\n', DONE), "out of cards"),
         (serve(chat_event({}, "stop"), DONE), "the model's reply was empty"),
-        (serve(chat_delta("half a")), "the provider's event stream ended without its last event"),
+        (serve(chat_delta("half a")), "provider some-server: the provider's event stream ended without its last event"),
     ],
 )
 def test_once_fails_with_one_line(answer: Any, reason: str) -> None:
