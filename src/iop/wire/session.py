@@ -103,8 +103,10 @@ class Session:
         self.mux.send(codec.encode(message), stream, opening)
 
     def goodbye(self, reason: m.GoodbyeReason, *, grace_ms: int = 0, code: str = "", ref: str = "") -> None:
-        """Says that this end closes now. The owner closes the transport after flushing."""
+        """Says that this end closes now, behind what is queued unless the link is congested: then it does not wait. The
+        owner closes the transport after flushing."""
         if self.state is not State.CLOSED:
+            self.mux.flush_now()
             self.mux.send_control(codec.encode(m.Goodbye(reason, grace_ms, code, ref)))
 
     def probe(self) -> int:

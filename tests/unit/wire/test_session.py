@@ -544,9 +544,17 @@ def test_a_cancel_takes_back_an_opening_that_waits() -> None:
     assert side.session.mux.stream_count == 0
 
 
-@pytest.mark.req("SUP-5")
-def test_goodbye_overtakes_and_is_the_last_word() -> None:
+@pytest.mark.req("SUP-5", "WIRE-6")
+def test_goodbye_is_the_last_word_but_waits_for_no_congested_link() -> None:
+    """A peer looks at nothing behind a goodbye: the terminals of a drained node must not be there."""
+    event, goodbye = m.EdgeNodeEvent(draining=m.Draining(1)), m.Goodbye(m.GoodbyeReason.SHUTDOWN, 5)
     side = node_side()
-    side.session.send(m.EdgeNodeEvent(draining=m.Draining(1)))
-    side.session.goodbye(m.GoodbyeReason.SHUTDOWN, grace_ms=5)
-    assert side.sent() == [m.Goodbye(m.GoodbyeReason.SHUTDOWN, 5), m.EdgeNodeEvent(draining=m.Draining(1))]
+    side.session.send(event)
+    side.session.goodbye(goodbye.reason, grace_ms=5)
+    assert side.sent() == [event, goodbye]
+    side = node_side()
+    side.session.mux.pause()
+    side.session.send(event)
+    side.session.goodbye(goodbye.reason, grace_ms=5)
+    side.session.mux.resume()
+    assert side.sent() == [goodbye, event]
