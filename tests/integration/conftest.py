@@ -17,7 +17,8 @@ def _port_of(sock: socket.socket) -> int:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Models ``m`` (plenty of room), ``one`` (a single slot), ``down`` (nobody listens there), ``absent`` (its node is
+    """Models ``m`` (plenty of room), ``one`` (a single slot), ``still`` (may not be silent for
+    long), ``down`` (nobody listens there), ``absent`` (its node is
     not there), and ``scripted`` with two slots on the node that a test may play itself."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets the port
@@ -26,11 +27,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             {
                 "m": {"capacity": 2000},
                 "one": {"capacity": 1},
+                "still": {"response_stall_timeout_ms": 400},
                 "down": {"base_url": f"http://127.0.0.1:{_port_of(nobody)}/v1"},
             },
             [
                 model("m", aliases=["gpt-4o-mini"]),
                 model("one"),
+                model("still"),
                 model("down"),
                 model("absent", node="n2"),
                 model("scripted", node="n2"),
