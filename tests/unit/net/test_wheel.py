@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -118,3 +119,26 @@ def test_time_never_runs_backwards() -> None:
     wheel.advance(START + 10)
     wheel.advance(START + 5)
     assert wheel.now == START + 10
+
+
+def test_a_cancelled_timer_is_forgotten_at_once() -> None:
+    wheel = Wheel(START)
+    for _ in range(1000):
+        wheel.arm(3600, print).cancel()
+    kept = wheel.arm(3600, print)
+    assert [x for x in gc.get_objects() if isinstance(x, Timer)] == [kept]
+
+
+def test_a_callback_may_cancel_everybody_in_its_tick() -> None:
+    wheel = Wheel(START)
+    fired: list[int] = []
+    timers: list[Timer] = []
+
+    def fire(number: int) -> None:
+        fired.append(number)
+        for timer in timers:
+            timer.cancel()
+
+    timers.extend(wheel.arm(0.1, lambda n=n: fire(n)) for n in range(10))  # type: ignore[misc]
+    run_to(wheel, 1)
+    assert fired == [0]
