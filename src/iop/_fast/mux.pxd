@@ -68,6 +68,7 @@ cdef class Mux(Flushable):
     cdef readonly bint congested
     # counters
     cdef readonly unsigned long long frames_in
+    cdef readonly unsigned long long frames_out
     cdef readonly unsigned long long bytes_in
     cdef readonly unsigned long long bytes_handed
     cdef readonly unsigned long long late_frames

@@ -436,6 +436,7 @@ cdef class Mux(Flushable):
         if not self.congested and self.bulk.n + n > SEND_HIGH and self.bulk.n:
             self.congested = True
         self.hub.mark(self)
+        self.frames_out += 1
         if not self.congested:
             return self.bulk.reserve(n)
         piece = PyBytes_FromStringAndSize(NULL, n)
@@ -479,6 +480,7 @@ cdef class Mux(Flushable):
         self.control_grew()
 
     cdef int control_grew(self) except -1:
+        self.frames_out += 1
         self.hub.mark(self)
         if self.control.n > CONTROL_MAX:
             self.fault(ProtocolError("control_lane_full", "the peer does not read"))

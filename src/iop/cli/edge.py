@@ -83,6 +83,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from iop.config.edge import without_effect
     from iop.config.load import load_edge
 
     config = load_edge(arguments.config)
@@ -91,6 +92,8 @@ def _check(arguments: argparse.Namespace) -> int:
         f"{arguments.config}: ok; nodes: {len(config.nodes)}, providers: {providers}, models: {len(config.models)}; "
         f"clients come in on {config.http.listen}, nodes on {config.transport.listen}"
     )
+    for text in without_effect(config):
+        print(f"{arguments.config}: has no effect: {text}", file=sys.stderr)
     return Exit.OK
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "RecoverySection",
     "SecuritySection",
     "TransportSection",
+    "without_effect",
 ]
 
 STALL_MS_MAX = 86_400_000  # LIVE-1
@@ -232,6 +233,19 @@ class EdgeConfig(Section):
     nodes: tuple[NodeEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     presets: tuple[dict[str, Any], ...] = ()
+
+
+def without_effect(config: EdgeConfig) -> list[str]:
+    """Settings of the file that this version accepts and does not act on: said at start and by ``check``, so that
+    nobody relies on them."""
+    found = []
+    if config.http.stream_keepalive_sec != HttpSection().stream_keepalive_sec:
+        found.append("http.stream_keepalive_sec: this version sends no keepalive comments")
+    if config.recovery != RecoverySection():
+        found.append("recovery: this version sends a request again in two cases only, which have no settings")
+    if any(p.health != HealthSection() for n in config.nodes for p in n.providers):
+        found.append("nodes[].providers[].health: this version makes no health probes")
+    return found
 
 
 def _hash_of(info: ValidationInfo, env: str | None, file: Path | None, sha256: str | None) -> bytes:

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from iop import __version__
-from iop.config.edge import EdgeConfig, NodeEntry, ProviderEntry
+from iop.config.edge import EdgeConfig, NodeEntry, ProviderEntry, without_effect
 from iop.edge.admin import Admin
 from iop.edge.dispatch import Dispatcher, ProviderSettings
 from iop.edge.front import Access, Front, ModelInfo
@@ -132,6 +132,8 @@ class Edge:
         if config.admin.listen is not None:
             admin = Admin(self.metrics, self.status, local_only=config.admin.listen.is_loopback)
             self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=65536))
+        for text in without_effect(config):
+            log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
         self._configure()
 

@@ -42,6 +42,7 @@ class NodeStats:
 
     late_frames: int = 0
     frames_in: int = 0
+    frames_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
 
@@ -90,6 +91,7 @@ class NodeLink:
             mux, stats = self.session.mux, self.server.stats
             stats.late_frames += mux.late_frames
             stats.frames_in += mux.frames_in
+            stats.frames_out += mux.frames_out
             stats.bytes_in += mux.bytes_in
             stats.bytes_out += mux.bytes_handed
         self.session.close()
@@ -305,7 +307,11 @@ class NodeServer:
         }
 
     def link_frames(self) -> dict[tuple[str, ...], int]:
-        return {("in",): self.stats.frames_in + sum(link.session.mux.frames_in for link in self.links)}
+        muxes = [link.session.mux for link in self.links]
+        return {
+            ("in",): self.stats.frames_in + sum(mux.frames_in for mux in muxes),
+            ("out",): self.stats.frames_out + sum(mux.frames_out for mux in muxes),
+        }
 
     def late_frames(self) -> int:
         return self.stats.late_frames + sum(link.session.mux.late_frames for link in self.links)

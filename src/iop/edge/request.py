@@ -17,12 +17,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from iop._fast.body import filter_headers
-from iop._fast.fields import Fields
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW, ClientStream
 from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers
 from iop.edge.api.routes import Endpoint
+from iop.edge.headers import read_answer, to_provider
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -33,7 +32,6 @@ from iop.errors import (
     from_code,
 )
 from iop.ids import new_request_id
-from iop.net.http.head import HOP_BY_HOP, hop_by_hop
 from iop.net.http.server import Exchange
 from iop.observability.logs import RequestOutcome
 from iop.observability.metrics import TOKEN_KINDS
@@ -48,49 +46,6 @@ if TYPE_CHECKING:
     from iop.edge.intake import Intake
 
 __all__ = ["ClientRequest", "State"]
-
-MAX_FIELDS = 128
-
-# TUN-9. What must not reach a provider, and what must not reach a client, besides hop-by-hop fields.
-_TO_PROVIDER_DROP = frozenset(
-    {
-        b"authorization",
-        b"x-api-key",
-        b"api-key",
-        b"cookie",
-        b"host",
-        b"expect",
-        b"forwarded",
-        b"content-length",
-        b"accept-encoding",
-    }
-)
-_TO_PROVIDER_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-iop-")
-_TO_CLIENT_DROP = frozenset(
-    {
-        b"set-cookie",
-        b"server",
-        b"date",
-        b"alt-svc",
-        b"strict-transport-security",
-        b"www-authenticate",
-        b"x-request-id",
-        b"content-length",
-        *HOP_BY_HOP,
-    }
-)
-_TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
-
-
-_TO_PROVIDER_ENCODED = _TO_PROVIDER_DROP | HOP_BY_HOP
-_TO_PROVIDER_PLAIN = _TO_PROVIDER_ENCODED | {b"content-encoding"}
-
-
-def _drop_to_provider(fields: Fields, encoded: bool) -> frozenset[bytes]:
-    """Which fields stay here; a body that was inflated loses its content-encoding, too (D17)."""
-    drop = _TO_PROVIDER_ENCODED if encoded else _TO_PROVIDER_PLAIN
-    listed = hop_by_hop(fields)
-    return drop if listed is HOP_BY_HOP else drop | listed
 
 
 class State(StrEnum):
@@ -121,7 +76,6 @@ class ClientRequest:
         "_dispatcher",
         "_ex",
         "_first_at",
-        "_header_block",
         "_leased",
         "_lost_once",
         "_provider_status",
@@ -165,7 +119,6 @@ class ClientRequest:
         self._leased = False  # `lease` is ours to return; afterwards it only tells the story
         self._session: EdgeSession | None = None
         self._timer: Any = None
-        self._header_block: bytes | None = None
         self._lost_once = False
         self._provider_status = 0
         self._first_at = 0.0
@@ -246,14 +199,6 @@ class ClientRequest:
         head = ex.head
         self._session = session
         pieces, total, encoded = intake.body_for(lease.target)
-        if self._header_block is None:
-            self._header_block = filter_headers(
-                head.fields.items, _drop_to_provider(head.fields, encoded), _TO_PROVIDER_PREFIXES
-            )
-            if intake.streaming:
-                self._header_block += b"accept-encoding: identity\r\n"
-            elif (accepted := head.get(b"accept-encoding")) is not None:
-                self._header_block += b"accept-encoding: %b\r\n" % accepted
         provider = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
         window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
@@ -274,7 +219,7 @@ class ClientRequest:
                 head.method,
                 self.endpoint.provider_path,
                 head.query,
-                self._header_block,
+                to_provider(head, encoded=encoded, streaming=intake.streaming),
                 b"".join(pieces) if inline else b"",
                 total,
                 body_follows=not inline,
@@ -294,22 +239,13 @@ class ClientRequest:
         stream, ex = self.stream, self._ex
         assert stream is not None
         self._provider_status = status
-        fields = Fields()
         try:
-            fields.read_block(header_block, MAX_FIELDS)
+            self._sse, total, block = read_answer(header_block)
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
             self._answer(ProviderProtocolError())
             return
-        first = fields.first
-        kind = first.get(b"content-type", b"")
-        encoding = first.get(b"content-encoding", b"")
-        length = first.get(b"content-length", b"")
         own = b"x-request-id: %b\r\n%b" % (self.request_id.encode("ascii"), self._story())
-        if b"x-request-id" in first:
-            own += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
-        self._sse = kind[:17].lower() == b"text/event-stream" and encoding.lower() in (b"", b"identity")
-        total = int(length) if length.isdigit() and len(length) < 17 else -1
         if ex.head.method == b"HEAD" or status in (204, 304):
             mode, framing = BODILESS, (b"content-length: %d\r\n" % total if total >= 0 and status != 204 else b"")
         elif total >= 0:
@@ -319,7 +255,6 @@ class ClientRequest:
             mode, framing = RAW, b""
         else:
             mode, framing = CHUNKED, b"transfer-encoding: chunked\r\n"
-        block = filter_headers(fields.items, _TO_CLIENT_DROP, _TO_CLIENT_PREFIXES)
         stream.respond(ex.head_bytes(status, block + own, framing), mode, total, self._sse and status == 200)
 
     def on_commit(self) -> None:

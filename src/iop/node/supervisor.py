@@ -48,6 +48,7 @@ class Supervisor:
         self._policy = policy
         self._host = host
         self._port = port
+        self._edge = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # for logs
         self._token = token
         self._drain_s = drain_s
         self._ssl = ssl
@@ -139,14 +140,14 @@ class Supervisor:
     def _on_ready(self) -> None:
         self._policy.ready()
         self._metrics.connects["ready"].value += 1
-        log.info("edge_connected", extra={"fields": {"edge": f"{self._host}:{self._port}"}})
+        log.info("edge_connected", extra={"fields": {"edge": self._edge}})
 
     def _say_retry(self, verdict: Retry, detail: str) -> None:
         limit = str(verdict.max_attempts) if verdict.max_attempts else "unlimited"
         fields = {
             "reason": verdict.reason.value,
             "detail": detail,
-            "edge": f"{self._host}:{self._port}",
+            "edge": self._edge,
             "attempt": f"{verdict.attempt} of {limit}",
             "next_in_s": round(verdict.delay_s, 1),
         }

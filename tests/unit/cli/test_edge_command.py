@@ -32,6 +32,20 @@ def test_check_accepts_the_sample(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "ok; nodes: 1, providers: 1, models: 1" in capsys.readouterr().out
 
 
+def test_check_says_which_settings_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IOP_TOKEN_GPU_1", "t")
+    file = tmp_path / "edge.yaml"
+    text = (ROOT / "configs/edge.yaml").read_text().replace("stream_keepalive_sec: 15", "stream_keepalive_sec: 5")
+    file.write_text(text.replace("max_attempts: 2", "max_attempts: 3"))
+    assert call(["check", "-c", str(file)]) == 0
+    told = capsys.readouterr().err
+    assert "http.stream_keepalive_sec" in told
+    assert "recovery" in told
+    assert "health" not in told
+
+
 @pytest.mark.req("CONF-1")
 def test_check_prints_every_fault_on_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "edge.yaml"

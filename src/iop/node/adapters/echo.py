@@ -1,7 +1,7 @@
 """The built-in provider: a deterministic OpenAI- and Anthropic-compatible server on loopback, for demos and tests.
 
-It repeats the last user message, word by word, one word a tick when streaming. It is no model and says so: its answers
-start with ``echo:`` and its model is owned by ``iop-echo`` (EXEC-4).
+It repeats the last user message, word by word, about ten words a second when streaming. It is no model and says so: its
+answers start with ``echo:`` and its model is owned by ``iop-echo`` (EXEC-4).
 """
 
 from __future__ import annotations

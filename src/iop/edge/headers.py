@@ -1,0 +1,76 @@
+"""Which header fields pass the edge, in either direction (TUN-2, TUN-9)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from iop._fast.body import filter_headers
+from iop._fast.fields import Fields
+from iop.net.http.head import HOP_BY_HOP, RequestHead, hop_by_hop
+
+__all__ = ["ProviderAnswer", "read_answer", "to_provider"]
+
+MAX_FIELDS = 128
+MAX_LENGTH_DIGITS = 16
+
+_TO_PROVIDER = HOP_BY_HOP | {
+    b"authorization",
+    b"x-api-key",
+    b"api-key",
+    b"cookie",
+    b"host",
+    b"expect",
+    b"forwarded",
+    b"content-length",
+    b"accept-encoding",
+}
+_TO_PROVIDER_INFLATED = _TO_PROVIDER | {b"content-encoding"}
+_TO_PROVIDER_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-iop-")
+
+_TO_CLIENT = HOP_BY_HOP | {
+    b"set-cookie",
+    b"server",
+    b"date",
+    b"alt-svc",
+    b"strict-transport-security",
+    b"www-authenticate",
+    b"x-request-id",
+    b"content-length",
+}
+_TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
+
+
+def to_provider(head: RequestHead, *, encoded: bool, streaming: bool) -> bytes:
+    """The field lines that go on to a provider. A body that was inflated loses its content-encoding (``encoded`` is
+    false then), and a streaming request asks for a plain answer, so that its events can be seen (TUN-2)."""
+    drop = _TO_PROVIDER if encoded else _TO_PROVIDER_INFLATED
+    listed = hop_by_hop(head.fields)
+    if listed is not HOP_BY_HOP:
+        drop |= listed
+    block = filter_headers(head.fields.items, drop, _TO_PROVIDER_PREFIXES)
+    accepted = b"identity" if streaming else head.get(b"accept-encoding")
+    return block if accepted is None else b"%baccept-encoding: %b\r\n" % (block, accepted)
+
+
+class ProviderAnswer(NamedTuple):
+    """What the edge reads off a provider's fields: whether the body is a plain event stream, its length (-1 = not
+    told), and the field lines for the client."""
+
+    event_stream: bool
+    length: int
+    block: bytes
+
+
+def read_answer(header_block: bytes) -> ProviderAnswer:
+    """Raises HeadError or HeadTooLarge for a block that must not go on."""
+    fields = Fields()
+    fields.read_block(header_block, MAX_FIELDS)
+    first = fields.first
+    kind = first.get(b"content-type", b"")[:17].lower()
+    plain = first.get(b"content-encoding", b"identity").lower() == b"identity"
+    length = first.get(b"content-length", b"")
+    block = filter_headers(fields.items, _TO_CLIENT, _TO_CLIENT_PREFIXES)
+    if b"x-request-id" in first:
+        block += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
+    known = length.isdigit() and len(length) <= MAX_LENGTH_DIGITS
+    return ProviderAnswer(kind == b"text/event-stream" and plain, int(length) if known else -1, block)

@@ -1,0 +1,102 @@
+"""Which header fields pass the edge (TUN-2, TUN-9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from iop.edge.headers import read_answer, to_provider
+from iop.errors import HeadError
+from iop.net.http.head import RequestHead, parse_request
+
+
+def head(*lines: str) -> RequestHead:
+    return parse_request("\r\n".join(["POST / HTTP/1.1", "Host: a", *lines, "", ""]).encode("latin-1"))
+
+
+@pytest.mark.req("TUN-9")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Bearer k",
+        "x-api-key: k",
+        "api-key: k",
+        "Cookie: a=b",
+        "Proxy-Anything: x",
+        "Forwarded: for=1",
+        "X-Forwarded-For: 1",
+        "X-Iop-Provider: p",
+        "Connection: keep-alive",
+        "Keep-Alive: 5",
+        "TE: trailers",
+        "Trailer: x",
+        "Upgrade: h2c",
+        "Content-Length: 3",
+        "Expect: 100-continue",
+    ],
+)
+def test_what_stays_at_the_edge(line: str) -> None:
+    assert to_provider(head(line, "X-Kept: 1"), encoded=True, streaming=False) == b"x-kept: 1\r\n"
+
+
+@pytest.mark.req("TUN-2", "TUN-9")
+def test_unknown_fields_pass_in_order_with_their_repeats() -> None:
+    block = to_provider(
+        head("X-B: 1", "anthropic-beta: a", "X-B: 2", "X-Stainless-Lang: py"), encoded=True, streaming=False
+    )
+    assert block == b"x-b: 1\r\nanthropic-beta: a\r\nx-b: 2\r\nx-stainless-lang: py\r\n"
+
+
+@pytest.mark.req("TUN-2")
+def test_a_streaming_request_asks_for_a_plain_answer() -> None:
+    lines = ("Accept-Encoding: gzip, br", "Content-Encoding: gzip")
+    assert to_provider(head(*lines), encoded=True, streaming=True) == (
+        b"content-encoding: gzip\r\naccept-encoding: identity\r\n"
+    )
+    assert to_provider(head(*lines), encoded=False, streaming=False) == b"accept-encoding: gzip, br\r\n"
+    assert to_provider(head(), encoded=False, streaming=False) == b""
+
+
+@pytest.mark.req("TUN-2")
+def test_fields_that_connection_names_end_here() -> None:
+    assert to_provider(head("Connection: X-Private", "X-Private: 1"), encoded=True, streaming=False) == b""
+
+
+@pytest.mark.req("TUN-9")
+def test_what_a_client_gets_to_see() -> None:
+    answer = read_answer(
+        b"content-type: application/json\r\ncontent-length: 12\r\nset-cookie: a\r\nserver: x\r\ndate: y\r\n"
+        b"alt-svc: z\r\n"
+        b"strict-transport-security: s\r\nwww-authenticate: w\r\naccess-control-allow-origin: *\r\n"
+        b"x-iop-attempts: 9\r\n"
+        b"x-request-id: theirs\r\nx-ratelimit: 1\r\nconnection: close\r\n"
+    )
+    assert answer.block == (
+        b"content-type: application/json\r\nx-ratelimit: 1\r\nx-iop-provider-request-id: theirs\r\n"
+    )
+    assert (answer.event_stream, answer.length) == (False, 12)
+
+
+@pytest.mark.parametrize(
+    ("block", "event_stream"),
+    [
+        (b"content-type: text/event-stream\r\n", True),
+        (b"content-type: Text/Event-Stream; charset=utf-8\r\n", True),
+        (b"content-type: text/event-stream\r\ncontent-encoding: gzip\r\n", False),
+        (b"content-type: text/event-stream\r\ncontent-encoding: Identity\r\n", True),
+        (b"content-type: application/json\r\n", False),
+        (b"", False),
+    ],
+)
+def test_a_plain_event_stream_is_recognised(block: bytes, event_stream: bool) -> None:
+    assert read_answer(block).event_stream is event_stream
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1x", b"", b"99999999999999999", b"1, 1"])
+def test_a_length_that_is_no_number_is_not_believed(length: bytes) -> None:
+    assert read_answer(b"content-length: " + length + b"\r\n").length == -1
+
+
+@pytest.mark.req("TUN-9")
+def test_a_forged_block_is_refused() -> None:
+    with pytest.raises(HeadError):
+        read_answer(b"a: b\r\n\r\nHTTP/1.1 200 OK\r\n")
