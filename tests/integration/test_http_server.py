@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from iop.errors import IopError
-from iop.net.http.server import Exchange, HttpServer, ServerLimits
+from iop.net.http.exchange import Exchange, ServerLimits
+from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from tests.support.aio import async_test, until
 from tests.support.http import Broken, Client

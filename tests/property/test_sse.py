@@ -98,7 +98,8 @@ def event(draw: st.DrawFn, dialect: int) -> bytes:
     if where in ("data", "both"):
         root = {**root, "type": kind} if draw(st.booleans()) else {"type": kind, **root}
     separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")]))
-    data = json.dumps(root, ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "surrogatepass")
+    # Lone surrogates as escapes only: a usage that is not UTF-8 is none at all, which has a test of its own.
+    data = json.dumps(root, ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "replace")
     if draw(st.integers(0, 5)) == 0:
         data = draw(
             st.sampled_from(

@@ -14,7 +14,7 @@ from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.front import require_local
 from iop.errors import IopError, RouteNotFound
-from iop.net.http.server import Exchange
+from iop.net.http.exchange import Exchange
 from iop.observability.metrics import EdgeMetrics
 
 __all__ = ["Admin"]

@@ -15,7 +15,8 @@ from iop.edge.dispatch import Dispatcher, ProviderSettings
 from iop.edge.front import Access, Front, ModelInfo
 from iop.edge.nodes import NodeServer
 from iop.net import loop as net_loop
-from iop.net.http.server import HttpServer, ServerLimits
+from iop.net.http.exchange import ServerLimits
+from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.observability import logs
 from iop.observability.metrics import EdgeMetrics

@@ -18,7 +18,7 @@ from iop.edge.intake import Intake
 from iop.edge.request import ClientRequest
 from iop.errors import Forbidden, IopError, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
 from iop.ids import new_request_id
-from iop.net.http.server import Exchange
+from iop.net.http.exchange import Exchange
 
 __all__ = ["Access", "Front", "ModelInfo", "require_local"]
 

@@ -32,7 +32,7 @@ from iop.errors import (
     from_code,
 )
 from iop.ids import new_request_id
-from iop.net.http.server import Exchange
+from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
 from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket

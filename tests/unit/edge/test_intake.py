@@ -100,3 +100,9 @@ def test_a_body_without_one_model_is_refused(body: bytes) -> None:
 def test_what_must_not_be_sent_twice(extra: dict[str, object], stores: bool, replayable: bool) -> None:
     one = fed(intake(), json.dumps({"model": "m", **extra}).encode(), 100)
     assert one.replayable(stores_by_default=stores) is replayable
+
+
+@pytest.mark.req("API-5")
+def test_a_long_request_id_of_the_client_is_cut() -> None:
+    assert intake("x-request-id: " + "x" * 5000).client_request_id == "x" * 128
+    assert intake().client_request_id == ""

@@ -131,10 +131,6 @@ def test_console_lines_are_one_line_without_control_characters(reader: Reader) -
     assert second[9:] == "request req_a chat m 200 ok 2 ms first token 120 ms queued 5 ms by p\n"
 
 
-def test_a_long_client_request_id_is_cut(reader: Reader) -> None:
-    assert len(outcome(client_request_id="x" * 5000).client_request_id) == 128
-
-
 @pytest.mark.req("OBS-2")
 def test_a_reader_that_stopped_costs_lines_and_no_time_or_memory(reader: Reader) -> None:
     sink = logs.setup("json", fd=reader.write_fd)

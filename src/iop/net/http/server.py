@@ -16,20 +16,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.utils import formatdate
 from enum import StrEnum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
 from iop.errors import HeadError, HeadTooLarge, IopError, Overloaded, PayloadTooLarge
 from iop.net import flow
+from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
 from iop.net.http.head import REASONS, RequestHead, parse_request
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 from iop.net.wheel import Timer
 
-__all__ = ["App", "Exchange", "HttpConnection", "HttpServer", "ServerLimits", "ServerStats"]
+__all__ = ["HttpConnection", "HttpServer"]
 
 PIPELINE_BYTES = 65536  # of the next requests, kept while one is being answered
 DISCARD_BYTES = 1 << 20  # of a body that nobody wants, read so that the answer is not lost to a reset
@@ -56,143 +56,6 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.DISCARD: frozenset({State.IDLE, State.CLOSED}),
     State.CLOSED: frozenset(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds and clocks of one listener; the names are those of the ``http`` section."""
-
-    max_body_bytes: int = 33_554_432
-    max_buffered_body_bytes: int = 536_870_912
-    max_header_bytes: int = 32_768
-    client_idle_timeout_s: float = 60.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    idle_timeout_s: float = 75.0
-    max_connections: int = 20_000
-
-
-@dataclass(slots=True)
-class ServerStats:
-    """Plain counters, read at scrape time."""
-
-    accepted: int = 0
-    refused: int = 0  # above max_connections
-    malformed: int = 0
-    timeouts: int = 0
-    buffered_body_bytes: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-
-class App(Protocol):
-    """What answers exchanges. Every method is called synchronously and must not raise."""
-
-    def head_received(self, ex: Exchange) -> None:
-        """A whole head. May answer at once; the body is then discarded. Otherwise the body follows."""
-
-    def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        """A piece of the body as it arrives, already kept in ``ex.pieces``. May answer at once, too."""
-
-    def request_complete(self, ex: Exchange) -> None:
-        """The whole request is here."""
-
-    def client_gone(self, ex: Exchange, reason: str) -> None:
-        """The client closed, or was given up (``client_gone``, ``client_idle``), before the response was done. The
-        exchange is dead: nothing that is written to it arrives."""
-
-    def rejected(self, status: int) -> None:
-        """A request that never became an exchange was answered with this status."""
-
-
-class Exchange:
-    """One request and its response.
-
-    ``pieces`` is the body (decoded, in order); drop it with :meth:`release_body` when it is no longer needed. Answer
-    with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`. ``context`` is
-    the app's. Exactly one of finish, cut and client_gone ends an exchange.
-    """
-
-    __slots__ = (
-        "_buffered",
-        "_connection",
-        "accepted_at",
-        "answered",
-        "context",
-        "done",
-        "head",
-        "keep_alive",
-        "pieces",
-        "writer",
-    )
-
-    def __init__(self, connection: HttpConnection, head: RequestHead, accepted_at: float) -> None:
-        self._connection = connection
-        self._buffered = 0
-        self.head = head
-        self.accepted_at = accepted_at
-        self.keep_alive = head.keep_alive
-        self.writer: Writer = connection.writer
-        self.pieces: list[bytes] = []
-        self.context: Any = None
-        self.answered = False
-        self.done = False
-
-    @property
-    def body_bytes(self) -> int:
-        return sum(map(len, self.pieces))
-
-    @property
-    def peer(self) -> str:
-        return self._connection.peer
-
-    @property
-    def peer_is_loopback(self) -> bool:
-        return self._connection.peer.startswith(("127.", "::1"))
-
-    def head_bytes(self, status: int, header_block: bytes, framing: bytes) -> bytes:
-        """A response head: status line, date, the given field lines, the framing line, and the connection line."""
-        if self.keep_alive:
-            connection = b"connection: keep-alive\r\n\r\n" if self.head.http10 else b"\r\n"
-        else:
-            connection = b"connection: close\r\n\r\n"
-        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
-        return b"".join((line, self._connection.server.date_line(), header_block, framing, connection))
-
-    def respond(self, status: int, header_block: bytes, body: bytes) -> None:
-        """The whole response at once. A HEAD request gets the head alone."""
-        framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
-        head = self.head_bytes(status, header_block, framing)
-        self.writer.write(head if self.head.method == b"HEAD" else head + body)
-        self.finish()
-
-    def finish(self, *, keep_alive: bool = True) -> None:
-        """The response is complete; the connection goes on with the next request or closes."""
-        if self.done:
-            return
-        self.done = self.answered = True
-        self.release_body()
-        self._connection.response_done(self.keep_alive and keep_alive)
-
-    def cut(self, *, reset: bool) -> None:
-        """Ends the connection in the middle of the response, so that no client takes it for complete (API-8b): what
-        was written is flushed, then FIN without the last chunk, or RST where only the close delimits the body."""
-        if self.done:
-            return
-        self.done = True
-        self.release_body()
-        self._connection.close(reset=reset)
-
-    def release_body(self) -> None:
-        self._connection.server.stats.buffered_body_bytes -= self._buffered
-        self._buffered = 0
-        self.pieces = []
-
-    def keep(self, piece: bytes) -> None:
-        """Adds a piece to the body; whether it may still grow is the connection's business."""
-        self._buffered += len(piece)
-        self._connection.server.stats.buffered_body_bytes += len(piece)
-        self.pieces.append(piece)
 
 
 class HttpConnection(asyncio.Protocol):

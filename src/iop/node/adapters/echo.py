@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from iop.errors import IopError
-from iop.net.http.server import Exchange, HttpServer, ServerLimits
+from iop.net.http.exchange import Exchange, ServerLimits
+from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
 from iop.node.adapters.openai_compat import Adapter
