@@ -386,7 +386,7 @@ async def test_a_paused_stream_does_not_stall(stack: Stack) -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(
             1.0
-        )  # real clocks of real processes must be seen not to run out: 0.4 s, looked at each 0.25 s
+        )  # the clock, 0.4 s, has to be seen not to run out
         call.event(chat_event({}, "stop"))
         call.end_stream()
         await client.head()
