@@ -21,11 +21,11 @@ cdef bytes _lower(bytes name):
             break
     else:
         return name
-    out = PyBytes_FromStringAndSize(p, n)
+    # Not made from p: a bytes object of length 1 that is made from something is the interpreter's own, shared by all.
+    out = PyBytes_FromStringAndSize(NULL, n)
     q = PyBytes_AS_STRING(out)
     for i in range(n):
-        if c"A" <= q[i] <= c"Z":
-            q[i] += 32
+        q[i] = p[i] + 32 if c"A" <= p[i] <= c"Z" else p[i]
     return out
 
 

@@ -56,3 +56,15 @@ def test_more_fields_than_allowed_are_refused() -> None:
     Fields().read_block(b"a: b\r\n" * 10, 10)
     with pytest.raises(HeadTooLarge):
         Fields().read_block(b"a: b\r\n" * 11, 10)
+
+
+def test_names_of_one_letter_change_nothing_but_themselves() -> None:
+    """The interpreter shares all bytes objects of length 1: lower-casing one in place would change it for everybody."""
+    for code in range(ord("A"), ord("Z") + 1):
+        letter = bytes([0, code])[1:]
+        fields = Fields()
+        fields.on_header(letter, b"x")
+        fields.read_block(letter + b": y\r\n", 10)
+        assert [name for name, _ in fields.items] == [letter.lower(), letter.lower()]
+        assert bytes([0, code])[1:] == bytes([code, 0])[:1]
+        assert bytes([0, code])[1:][0] == code
