@@ -1,130 +1,32 @@
-"""The life of one connection at either end: what may come when, and when it is dead (WIRE-2, WIRE-7 … WIRE-9, REG)."""
+"""What may come when at either end of a connection, how large, and how it is cancelled (WIRE-2, WIRE-9, REG)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from iop._fast import frame
-from iop._fast.out import Hub, Writer
+from iop._fast.out import Writer
 from iop._fast.relay import ClientStream
 from iop.errors import InvalidTransition
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession, NodeSession, State
-
-CONFIG = m.NodeConfigPayload("n", 1, [m.ProviderConfig("p", "vllm", "", 1)])
-REGISTER = codec.encode(m.RegisterRequest("t", "1", limits.PROTOCOL_VERSION))
-READY = codec.encode(m.NodeReadyRequest("n", 1))
-ACCEPTED = codec.encode(m.RegisterResponse(True, config=CONFIG))
-GRANTED = codec.encode(m.NodeReadyResponse(True))
-BEAT = frame.encode_heartbeat(1)
-START = 1000.0
-
-
-class Side:
-    """Handler and transport of a session; the transport takes everything unless ``stuck``."""
-
-    def __init__(self, make: Callable[..., Any], timing: limits.Timing = limits.TIMING) -> None:
-        self.ready: list[Callable[[], None]] = []
-        self.hub = Hub(self.ready.append, self._raise)
-        self.heard: list[m.Message] = []
-        self.ends: list[str] = []
-        self.out = b""
-        self.stuck = False
-        self.buffered = 0
-        self.session = make(self.hub, self, START, timing=timing)
-        self.session.mux.attach(self)
-        self.now = START
-
-    def _raise(self, exc: Exception) -> None:
-        raise exc
-
-    # handler
-    def received(self, message: m.Message) -> None:
-        self.heard.append(message)
-
-    def ended(self, reason: str, detail: str) -> None:
-        assert detail
-        self.ends.append(reason)
-
-    # transport
-    def write(self, data: bytes) -> None:
-        self.out += data
-        if self.stuck:
-            self.buffered += len(data)
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.write(b"".join(parts))
-
-    def get_write_buffer_size(self) -> int:
-        return self.buffered
-
-    def feed(self, *frames: bytes) -> None:
-        self.session.mux.feed(b"".join(frames))
-        self.round()
-
-    def round(self) -> None:
-        batch, self.ready[:] = self.ready[:], []
-        for callback in batch:
-            callback()
-
-    def sent(self) -> list[Any]:
-        self.round()
-        data, self.out = self.out, b""
-        found: list[Any] = []
-        while data:
-            n = int.from_bytes(data[:4], "big")
-            found.append(frame.decode(data[4 : 4 + n]) or codec.decode(data[4 : 4 + n]))
-            data = data[4 + n :]
-        return found
-
-    def pass_time(self, seconds: float, *, step_s: float = 0.5, every: Callable[[], None] | None = None) -> None:
-        end_at = self.now + seconds
-        while self.now < end_at and not self.ends:
-            self.now = min(end_at, self.now + step_s)
-            if every is not None:
-                every()
-            self.session.tick(self.now)
-            self.round()
-
-
-def edge_side(state: State = State.READY, timing: limits.Timing = limits.TIMING) -> Side:
-    side = Side(EdgeSession, timing)
-    if state is State.CONNECTED:
-        return side
-    side.feed(REGISTER)
-    if state is State.REGISTERING:
-        return side
-    side.session.accept(CONFIG, "1", START)
-    if state is State.PENDING:
-        return side
-    side.feed(READY)
-    side.session.activate()
-    side.sent()
-    return side
-
-
-def node_side(state: State = State.READY, timing: limits.Timing = limits.TIMING) -> Side:
-    side = Side(NodeSession, timing)
-    side.session.register("t", "1", ["vllm"])
-    if state is State.REGISTERING:
-        return side
-    side.feed(ACCEPTED)
-    if state is State.PENDING:
-        return side
-    side.session.ready(m.NodeReadyRequest("n", 1), START)
-    side.feed(GRANTED)
-    side.sent()
-    return side
-
-
-MAKE = {"edge": edge_side, "node": node_side}
-
-
-# ---- which message may come when ------------------------------------------------------------------------------------
+from tests.support.sessionside import (
+    ACCEPTED,
+    BEAT,
+    CONFIG,
+    EVENT,
+    GRANTED,
+    MAKE,
+    OPENING,
+    READY,
+    REGISTER,
+    START,
+    Side,
+    edge_side,
+    node_side,
+    padded,
+)
 
 
 def test_the_edge_s_way() -> None:
@@ -177,8 +79,6 @@ def test_the_node_s_window_is_kept_in_bounds(asked: int, given: int) -> None:
     assert side.session.request_window_bytes == given
 
 
-EVENT = codec.encode(m.EdgeNodeEvent(draining=m.Draining(1)))
-OPENING = codec.encode(m.ProviderTunnelRequest(1, "r", "a", "p", "t", 1, 1, 1, m.LeaseBinding(), b"POST", b"/"))
 COLD = {
     "register request": REGISTER,
     "register response": ACCEPTED,
@@ -295,23 +195,6 @@ def test_a_refused_ready() -> None:
 # ---- how large a frame may be ---------------------------------------------------------------------------------------
 
 
-def padded(frame_: bytes, n: int) -> bytes:
-    """The same message with an unknown field that brings its envelope to n bytes."""
-    envelope = frame_[4:]
-    room = n - len(envelope) - 2
-    for size in (room - 3, room - 2, room - 1):
-        length = bytearray()
-        value = size
-        while value > 127:
-            length.append(value & 127 | 128)
-            value >>= 7
-        length.append(value)
-        out = envelope + b"\xa2\x06" + bytes(length) + bytes(size)
-        if len(out) == n:
-            return n.to_bytes(4, "big") + out
-    raise AssertionError(n)
-
-
 @pytest.mark.req("WIRE-9")
 @pytest.mark.parametrize(
     ("end", "state", "message", "limit"),
@@ -339,175 +222,6 @@ def test_e1_before_registration_a_length_is_refused_before_its_frame_is_read(sta
     side = edge_side(state)
     side.feed((16385).to_bytes(4, "big"))
     assert side.ends == ["frame_length"]
-
-
-# ---- clocks ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.req("WIRE-7")
-@pytest.mark.parametrize("end", MAKE)
-@pytest.mark.parametrize("state", [State.PENDING, State.READY])
-def test_a_heartbeat_every_30_s(end: str, state: State) -> None:
-    side = MAKE[end](state)
-    side.sent()
-    beats: list[float] = []
-
-    def watch() -> None:
-        if any(isinstance(f, dict) and f["payload"] == frame.HEARTBEAT for f in side.sent()):
-            beats.append(side.now)
-        side.feed(frame.encode_heartbeat(1, ack=True))
-
-    side.pass_time(59 if state is State.PENDING else 200, every=watch)
-    assert side.ends == []
-    gaps = [b - a for a, b in zip([START, *beats], beats, strict=False)]
-    assert gaps
-    assert all(30 <= gap <= 31 for gap in gaps)
-
-
-@pytest.mark.req("WIRE-7")
-@pytest.mark.parametrize("end", MAKE)
-def test_a_heartbeat_is_answered_at_once_with_its_number(end: str) -> None:
-    side = MAKE[end]()
-    side.feed(frame.encode_heartbeat(77))
-    assert side.sent() == [{"payload": frame.HEARTBEAT_ACK, "seq": 77}]
-    side.feed(frame.encode_heartbeat(78, ack=True))
-    assert side.session.mux.last_ack == 78
-    assert side.sent() == []
-
-
-@pytest.mark.req("WIRE-7")
-@pytest.mark.parametrize("end", MAKE)
-def test_dead_45_s_after_the_last_frame(end: str) -> None:
-    side = MAKE[end]()
-    side.pass_time(20)
-    side.feed(EVENT)
-    side.pass_time(44.5)
-    assert side.ends == []
-    side.pass_time(1.5)
-    assert side.ends == ["heartbeat_timeout"]
-    assert side.session.state is State.CLOSED
-
-
-@pytest.mark.req("WIRE-7")
-@pytest.mark.parametrize("kind", [BEAT, EVENT, frame.encode_heartbeat(3, ack=True)], ids=["beat", "event", "ack"])
-def test_any_frame_keeps_it_alive(kind: bytes) -> None:
-    side = edge_side()
-    side.pass_time(300, step_s=1, every=lambda: side.feed(kind) if side.now % 44 == 0 else None)
-    assert side.ends == []
-
-
-@pytest.mark.req("WIRE-7")
-def test_half_a_frame_that_drips_does_not() -> None:
-    side = edge_side()
-    side.feed(b"\0\1\0\0")
-    side.pass_time(100, step_s=0.5, every=lambda: side.feed(b"x"))
-    assert side.ends == ["heartbeat_timeout"]
-    assert side.now - START <= 46
-
-
-@pytest.mark.req("WIRE-7")
-def test_a_late_frame_of_an_ended_stream_counts_too() -> None:
-    side = edge_side()
-    stream = ClientStream(Writer(side.hub), None)  # type: ignore[arg-type]
-    side.session.mux.open(stream, 1000, 0)
-    side.session.mux.forget(stream)
-    side.pass_time(100, step_s=1, every=lambda: side.feed(frame.encode_credit(1, 5)))
-    assert side.ends == []
-
-
-@pytest.mark.req("REG-2")
-def test_a_probe_is_a_heartbeat_out_of_turn() -> None:
-    side = edge_side()
-    before = side.session.mux.bytes_in
-    assert side.session.probe() == before
-    assert side.sent() == [{"payload": frame.HEARTBEAT, "seq": 1}]
-
-
-@pytest.mark.req("REG-1")
-def test_register_must_come_within_10_s() -> None:
-    side = edge_side(State.CONNECTED)
-    side.pass_time(9.5)
-    assert side.ends == []
-    side.pass_time(1)
-    assert side.ends == ["register_timeout"]
-
-
-@pytest.mark.req("REG-1")
-def test_a_dripped_registration_does_not_buy_time() -> None:
-    side = edge_side(State.CONNECTED)
-    data = iter(padded(REGISTER, 10_000))
-    side.pass_time(20, every=lambda: side.feed(bytes([next(data)])))
-    assert side.ends == ["register_timeout"]
-    assert side.now - START <= 10.5
-
-
-def test_while_the_answer_is_withheld_no_clock_runs() -> None:
-    side = edge_side(State.REGISTERING)
-    side.pass_time(100)
-    assert side.ends == []
-
-
-@pytest.mark.req("REG-3")
-def test_ready_must_come_within_60_s() -> None:
-    side = edge_side(State.PENDING)
-    side.pass_time(59, every=lambda: side.feed(BEAT))
-    assert side.ends == []
-    side.pass_time(1.5, every=lambda: side.feed(BEAT))
-    assert side.ends == ["ready_timeout"]
-
-
-def test_the_node_waits_for_its_answers_as_long() -> None:
-    side = node_side(State.REGISTERING)
-    side.pass_time(11)
-    assert side.ends == ["register_timeout"]
-    side = node_side(State.PENDING)
-    side.session.ready(m.NodeReadyRequest("n", 1), START)
-    side.pass_time(61, every=lambda: side.feed(BEAT))
-    assert side.ends == ["ready_timeout"]
-
-
-@pytest.mark.req("WIRE-6")
-@pytest.mark.parametrize("end", MAKE)
-def test_e6_no_byte_left_for_45_s_while_data_waited(end: str) -> None:
-    side = MAKE[end]()
-    side.stuck = True
-    side.session.send(m.EdgeNodeEvent(draining=m.Draining(1)))
-    side.round()
-    side.pass_time(44, every=lambda: side.feed(BEAT))
-    assert side.ends == []
-    side.pass_time(2, every=lambda: side.feed(BEAT))
-    assert side.ends == ["write_stalled"]
-
-
-@pytest.mark.req("WIRE-6")
-def test_a_slow_link_is_not_a_stalled_one() -> None:
-    side = edge_side()
-    side.stuck = True
-    for _ in range(50):
-        side.session.send(m.EdgeNodeEvent(draining=m.Draining(1)))
-    side.round()
-
-    def drip() -> None:
-        side.feed(BEAT)
-        if side.now % 40 == 0:
-            side.buffered -= 1
-
-    side.pass_time(600, step_s=1, every=drip)
-    assert side.ends == []
-
-
-@pytest.mark.req("WIRE-6")
-def test_a_quiet_link_is_not_a_stalled_one() -> None:
-    side = edge_side()
-    side.pass_time(600, every=lambda: side.feed(BEAT))
-    assert side.ends == []
-
-
-def test_time_that_jumps_is_noticed_once() -> None:
-    side = node_side()
-    side.session.tick(START + 10_000)
-    side.session.tick(START + 20_000)
-    assert side.ends == ["heartbeat_timeout"]
 
 
 # ---- cancelling -----------------------------------------------------------------------------------------------------
