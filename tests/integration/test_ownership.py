@@ -10,6 +10,7 @@ import pytest
 
 from iop._fast import frame
 from iop._fast.mux import MAX_STREAM_ID, Stream
+from iop.edge import nodes
 from iop.pool import Refused, Revoked, Ticket, registry
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -95,21 +96,27 @@ def test_a_silent_owner_is_superseded_under_a_new_generation(monkeypatch: pytest
 
 
 @pytest.mark.req("REG-2")
-@async_test()
-async def test_an_owner_whose_socket_fails_while_it_is_probed_gives_way_at_once() -> None:
-    async with NodePort() as port:
-        owner = await RawLink.connect(port.address)
-        await owner.ready(TOKEN)
-        newcomer = await RawLink.connect(port.address)
-        newcomer.send(codec.encode(m.RegisterRequest(TOKEN, "1", limits.PROTOCOL_VERSION)))
-        await owner.frame()  # the probe
-        started_at = asyncio.get_running_loop().time()
-        await owner.close()
-        answer = await newcomer.message()
-        assert isinstance(answer, m.RegisterResponse)
-        assert answer.accepted
-        assert asyncio.get_running_loop().time() - started_at < 1.0
-        await newcomer.close()
+def test_an_owner_whose_socket_fails_while_it_is_probed_gives_way_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    @async_test()
+    async def body() -> None:
+        async with NodePort() as port:
+            owner = await RawLink.connect(port.address)
+            await owner.ready(TOKEN)
+            newcomer = await RawLink.connect(port.address)
+            newcomer.send(codec.encode(m.RegisterRequest(TOKEN, "1", limits.PROTOCOL_VERSION)))
+            await owner.frame()  # the probe
+            started_at = asyncio.get_running_loop().time()
+            await owner.close()
+            answer = await newcomer.message()
+            assert isinstance(answer, m.RegisterResponse)
+            assert answer.accepted
+            assert asyncio.get_running_loop().time() - started_at < 1.0
+            (line,) = fields(caplog, "node_disconnected")
+            assert line["reason"] == "peer_closed"
+            assert fields(caplog, "node_superseded") == []
+            await newcomer.close()
+
+    body()
 
 
 @pytest.mark.req("REG-2")
@@ -125,6 +132,9 @@ async def test_a_newcomer_that_gives_up_while_it_waits_leaves_nothing() -> None:
         await until(lambda: len(port.server.links) == 1)
         owner.send(BEAT)
         assert await owner.frame()
+        gone_at = port.now
+        await until(lambda: port.now > gone_at + 3 * nodes.PROBE_TICK_S)
+        assert port.rejections() == {}
         assert port.connected()["n1"]
         await owner.close()
 

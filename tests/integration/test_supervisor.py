@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 
 from iop._fast import frame
+from iop.net.loop import Runtime
+from iop.node import supervisor
+from iop.node.agent import Backends
+from iop.node.provider import Allowance
+from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
+from iop.observability.metrics import NodeMetrics
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
@@ -320,3 +326,53 @@ def test_sigterm_with_a_frozen_edge(tmp_path: Path) -> None:
         finally:
             edge.signal(signal.SIGCONT)
         assert edge.wait_event("node_goodbye")["reason"] == "shutdown"
+
+
+@pytest.mark.req("SUP-3", "SUP-5")
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_edge_that_reads_nothing_cannot_keep_a_node_from_leaving(
+    signals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LEAVE_S", 0.3 if signals == 1 else 3600)
+
+    @async_test()
+    async def body() -> None:
+        lost = asyncio.Event()
+
+        async def deaf_edge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for answer in (m.RegisterResponse(True, config=m.NodeConfigPayload("n1", 1)), m.NodeReadyResponse(True)):
+                head = await reader.readexactly(4)
+                await reader.readexactly(int.from_bytes(head, "big"))
+                writer.write(codec.encode(answer))
+            await lost.wait()
+            writer.close()
+
+        server = await asyncio.start_server(deaf_edge, "127.0.0.1", 0, limit=4096)
+        runtime = Runtime(asyncio.get_running_loop())
+        runtime.start()
+        backends = Backends(runtime, Allowance())
+        host, port = server.sockets[0].getsockname()
+        node = supervisor.Supervisor(
+            runtime, backends, NodeMetrics(), SupervisorPolicy(ReconnectPolicy()),
+            host=host, port=port, token=lambda: TOKEN, drain_s=0,
+        )  # fmt: skip
+        running = asyncio.ensure_future(node.run())
+        await until(lambda: node.connected)
+        agent = node.agent
+        assert agent is not None
+        while agent.session.mux.queued_bytes < 1 << 20:  # more than any socket buffer holds
+            agent.session.send(m.NodeCommandResponse(1, result=bytes(60_000)))
+            await asyncio.sleep(0)
+        node.stop()
+        if signals == 2:
+            await asyncio.sleep(0)
+            node.stop()
+        async with asyncio.timeout(5):
+            assert await running == 0
+        lost.set()
+        backends.close()
+        runtime.close()
+        server.close()
+        await server.wait_closed()
+
+    body()
