@@ -384,9 +384,7 @@ async def test_a_paused_stream_does_not_stall(stack: Stack) -> None:
             call.event(chat_delta("x" * 10_000))
             sent += chat_delta("x" * 10_000)
             await asyncio.sleep(0)
-        await asyncio.sleep(
-            1.0
-        )  # the clock, 0.4 s, has to be seen not to run out
+        await asyncio.sleep(1.0)  # the clock, 0.4 s, has to be seen not to run out
         call.event(chat_event({}, "stop"))
         call.end_stream()
         await client.head()
