@@ -154,6 +154,25 @@ async def test_a_client_that_leaves_behind_the_last_event_has_been_served(stack:
         assert (line["outcome"], line["status"]) == ("ok", 200)
 
 
+@pytest.mark.req("TUN-5", "EXEC-7")
+@async_test()
+async def test_a_provider_about_to_end_is_let_finish_and_its_connection_is_kept(stack: Stack) -> None:
+    async with stack.scene() as scene:
+        client = await scene.send(post(CHAT, chat("m", stream=True)))
+        call = await scene.provider.call()
+        call.start_stream()
+        call.event(chat_delta("a") + chat_event({}, "stop") + DONE)
+        await client.head()
+        await client.read_through(DONE)
+        client.leave()
+        while "iop_edge_client_connections 0.0" not in await scene.metrics():
+            pass  # the edge has not noticed yet
+        call.end_stream()
+        await scene.in_use(0)
+        assert not call.gone.is_set()
+        assert call.connection in scene.provider.open_connections
+
+
 @pytest.mark.req("API-7c", "EXEC-7")
 @async_test()
 async def test_a_client_that_sends_more_than_is_read_and_leaves_is_noticed(stack: Stack) -> None:

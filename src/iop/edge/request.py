@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["ClientRequest", "State"]
 
 
+FINISH_GRACE_S = 0.5
+
+
 class State(StrEnum):
     NEW = "new"
     WAITING = "waiting"
@@ -326,9 +329,10 @@ class ClientRequest:
         """The client left or was given up, in whatever state (API-7c): cancel, and keep the lease until that is
         confirmed (EXEC-7)."""
         stream = self.stream
-        if self.state is not State.OPEN or stream is None or not stream.flags_seen & FINISH:
-            # Behind a stream's last event nothing is missing: SDKs close there, without waiting for the last chunk.
-            self.error = self.error or _GONE.get(reason, ClientGone)()
+        if self.state is State.OPEN and stream is not None and stream.flags_seen & FINISH:
+            self._let_finish(stream)
+            return
+        self.error = self.error or _GONE.get(reason, ClientGone)()
         self.status = self.status or 499
         wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
         self._abandon(wire_reason)
@@ -362,14 +366,24 @@ class ClientRequest:
         assert stream is not None
         assert session is not None
         stream.discard()
-        self._ex.release_body()
-        self._move(State.CANCELLING)
+        if self.state is not State.CANCELLING:
+            self._move(State.CANCELLING)
         try:
             withdrawn = session.cancel(stream, self.request_id, reason)
         except ConnectionResetError:
             return  # the link is lost, which revokes the lease
         if withdrawn:
             self._end(ReleaseCause.SEND_FAILED)
+
+    def _let_finish(self, stream: ClientStream) -> None:
+        """The client closed behind the last event, as SDKs do: the provider is about to end, too, and its connection
+        is worth keeping. If it does not end soon, it is cancelled after all."""
+        stream.discard()
+        self._move(State.CANCELLING)
+        self._timer.cancel()
+        self._timer = self._dispatcher.runtime.wheel.arm(
+            FINISH_GRACE_S, lambda: self._cancel(m.CancelReason.CLIENT_GONE)
+        )
 
     def _drop_stream(self) -> None:
         if self.stream is not None:

@@ -31,6 +31,8 @@ MAX_HEAD_BYTES = 65536
 MAX_INTERIM = 16  # 1xx responses before the real one
 SWEEP_S = 0.5
 WRITE_HIGH_BYTES = 262144
+# What one read may bring, and so what a stream without credit holds beyond its window (WIRE-5).
+RECEIVE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         self._poll = flow.read_poll(transport)
         self._pool.connections.add(self)
-        flow.tune(transport, notsent_lowat_bytes=None)
+        flow.tune(transport, notsent_lowat_bytes=None, receive_bytes=RECEIVE_BYTES)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
         self.writer.attach(transport)
 
