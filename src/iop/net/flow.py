@@ -18,8 +18,8 @@ _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "lin
 def tune(
     transport: asyncio.Transport, *, notsent_lowat_bytes: int | None = 65536, receive_bytes: int | None = None
 ) -> None:
-    """No Nagle; at most ``receive_bytes`` waiting to be read, where given; and at most ``notsent_lowat_bytes`` unsent in
-    the kernel: without it a client that stopped reading hides 4 MB there before anything pauses (WIRE-5), and a
+    """No Nagle; at most ``receive_bytes`` waiting to be read, where given; and at most ``notsent_lowat_bytes`` unsent
+    in the kernel: without it a client that stopped reading hides 4 MB there before anything pauses (WIRE-5), and a
     heartbeat waits behind them (WIRE-6)."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
