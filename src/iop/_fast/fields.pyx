@@ -82,6 +82,6 @@ cdef class Fields:
             colon += 1
             while colon < stop and (colon[0] == c" " or colon[0] == c"\t"):
                 colon += 1
-            while stop > colon and (stop[-1] == c" " or stop[-1] == c"\t"):
+            while stop > colon and ((stop - 1)[0] == c" " or (stop - 1)[0] == c"\t"):
                 stop -= 1
             self.add(name, PyBytes_FromStringAndSize(colon, stop - colon))

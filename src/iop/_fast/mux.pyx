@@ -288,6 +288,7 @@ cdef class Mux(Flushable):
         if self.closed:
             return
         self.bytes_in += n
+        self.hub.hold()
         try:
             while self.held_n and n:
                 if self.held_n < 4:
@@ -315,6 +316,8 @@ cdef class Mux(Flushable):
                 self.parse(p, n)
         except ProtocolError as exc:
             self.fault(exc)
+        finally:
+            self.hub.release()
 
     def fault(self, exc):
         """The peer broke the contract, or the link is beyond its bounds."""

@@ -25,10 +25,13 @@ cdef class Hub:
     cdef list dirty
     cdef list spare
     cdef bint armed
+    cdef bint holding
     cdef object call_soon
     cdef object runner
     cdef object on_error
     cdef int mark(self, Flushable item) except -1
+    cdef int hold(self) except -1
+    cdef int release(self) except -1
 
 
 cdef class Sink:

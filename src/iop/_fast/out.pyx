@@ -2,7 +2,7 @@
 """Output that is gathered during one poll round and leaves in one write per socket.
 
 ``Hub`` is the round: whatever was written to a ``Flushable`` is flushed once, after every read of the round was handled
-(``call_soon`` runs after them). ``OutBuffer`` builds a ``bytes`` object in place, so that a body byte is copied once
+(``call_soon`` runs after them), or at the end of a link's feed. ``OutBuffer`` builds a ``bytes`` object in place, so that a body byte is copied once
 between the buffer it was received in and the object that the transport writes (WIRE-3). ``Writer`` is one client or
 provider socket.
 """
@@ -101,9 +101,21 @@ cdef class Hub:
         if not item.marked:
             item.marked = True
             self.dirty.append(item)
-            if not self.armed:
+            if not self.armed and not self.holding:
                 self.armed = True
                 self.call_soon(self.runner)
+        return 0
+
+    cdef int hold(self) except -1:
+        """A link's bytes are being fed. What they cause to be written belongs to sockets that only this link feeds, so
+        it can leave at the end of the feed: waiting for the round's end would cost another turn of the loop."""
+        self.holding = True
+        return 0
+
+    cdef int release(self) except -1:
+        self.holding = False
+        if self.dirty and not self.armed:
+            self.run()
         return 0
 
     def run(self):

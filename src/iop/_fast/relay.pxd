@@ -27,6 +27,11 @@ cdef class ClientStream(Stream):
     cdef int pump(self) except -1
 
 
+cdef class ProviderSocket:
+    cdef public ProviderStream body
+    cdef readonly unsigned long long bytes_in
+
+
 cdef class ProviderStream(Stream):
     cdef object owner
     cdef Writer into            # where the request body goes

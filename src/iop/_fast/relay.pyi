@@ -55,6 +55,14 @@ class ProviderOwner(Protocol):
     def pause_source(self) -> None: ...
     def resume_source(self) -> None: ...
 
+class ProviderSocket:
+    """Receives for one provider connection; subclasses have ``outside_body(data)``."""
+
+    body: ProviderStream | None
+    @property
+    def bytes_in(self) -> int: ...
+    def data_received(self, data: bytes) -> None: ...
+
 class ProviderStream(Stream):
     """The node's half."""
 

@@ -240,6 +240,18 @@ cdef class ClientStream(Stream):
         return self.writer.touch()
 
 
+cdef class ProviderSocket:
+    """Receives for one provider connection: while ``body`` is set, bytes go straight to that stream, without a Python
+    frame between the socket and the relay; else the subclass's ``outside_body(data)`` hears them."""
+
+    def data_received(self, bytes data not None):
+        self.bytes_in += len(data)
+        if self.body is not None:
+            self.body.feed(data)
+        else:
+            self.outside_body(data)
+
+
 cdef class ProviderStream(Stream):
     """The node's half. ``owner`` hears::
 

@@ -15,21 +15,14 @@ __all__ = ["abort", "peer_closed", "read_poll", "tune"]
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
 
 
-def tune(
-    transport: asyncio.Transport, *, notsent_lowat_bytes: int | None = 65536, receive_bytes: int | None = None
-) -> None:
-    """No Nagle; at most ``receive_bytes`` waiting to be read, where given; and at most ``notsent_lowat_bytes`` unsent
-    in the kernel: without it a client that stopped reading hides 4 MB there before anything pauses (WIRE-5), and a
-    heartbeat waits behind them (WIRE-6)."""
+def tune(transport: asyncio.Transport, *, notsent_lowat_bytes: int | None = 65536) -> None:
+    """No Nagle, and at most ``notsent_lowat_bytes`` unsent in the kernel: without it a client that stopped reading
+    hides 4 MB there before anything pauses (WIRE-5), and a heartbeat waits behind them (WIRE-6)."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if receive_bytes is not None:
-        with contextlib.suppress(OSError):
-            # Linux counts its own overhead against the buffer, as much again, and doubles what it is given for that.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     if notsent_lowat_bytes is not None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, notsent_lowat_bytes)

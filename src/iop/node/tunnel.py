@@ -158,7 +158,7 @@ class Tunnel:
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
-    def response_head(self, head: ResponseHead) -> None:
+    def response_head(self, head: ResponseHead) -> ProviderStream:
         self._move(State.BODY)
         self._head = head
         self._pieces = []
@@ -167,7 +167,7 @@ class Tunnel:
             check_header_block(block, MAX_FIELDS)
         except IopError:
             self._stop(ProviderProtocolError())
-            return
+            return self.stream
         stream = self.stream
         stream.head(head.status, block)
         kind = (head.get(b"content-type") or b"").lower()
@@ -181,9 +181,7 @@ class Tunnel:
         stream.begin(BodyDecoder(head.framing, head.content_length), splitter, fields)
         if head.framing == FRAMING_NONE:
             self.on_body_end(0)
-
-    def body_bytes(self, data: bytes) -> None:
-        self.stream.feed(data)
+        return stream
 
     def body_eof(self) -> None:
         self._eof_seen = True

@@ -4,7 +4,7 @@ A ``ProviderPool`` hands out a kept connection at once or makes one; nothing lim
 in front of it does (EXEC-3). A connection that ended a streamed response rests before it is used again,
 and a kept one is asked for EOF when it is taken: some servers close right after a stream.
 
-    take() ─▶ connection ─begin(call, request)─▶ call.response_head ─▶ call.body_bytes* ─ finished() ─▶ kept | closed
+    take() ─▶ connection ─begin(call, request)─▶ call.response_head ─▶ its stream ─ finished() ─▶ kept | closed
                                                         └───────────── call.connection_lost (at any point before that)
 """
 
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from iop._fast.body import HeadFinder
 from iop._fast.out import Writer
+from iop._fast.relay import ProviderSocket, ProviderStream
 from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
 from iop.net import flow
 from iop.net.http.head import ResponseHead, parse_response
@@ -31,8 +32,6 @@ MAX_HEAD_BYTES = 65536
 MAX_INTERIM = 16  # 1xx responses before the real one
 SWEEP_S = 0.5
 WRITE_HIGH_BYTES = 262144
-# What one read may bring, and so what a stream without credit holds beyond its window (WIRE-5).
-RECEIVE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,9 @@ class Origin:
 class Call(Protocol):
     """One request to a provider. Nothing may raise."""
 
-    def response_head(self, head: ResponseHead) -> None:
-        """Status and fields of the final response; its body follows unless the framing says that there is none."""
-
-    def body_bytes(self, data: bytes) -> None:
-        """Bytes from the socket, behind the head. The call decodes them."""
+    def response_head(self, head: ResponseHead) -> ProviderStream:
+        """Status and fields of the final response. Answers with the stream that takes what comes behind the head; it is
+        not used when the call has finished meanwhile, as one without a body has."""
 
     def body_eof(self) -> None:
         """The provider will send no more."""
@@ -96,7 +93,7 @@ class Call(Protocol):
 
 @dataclass(slots=True)
 class PoolStats:
-    """Plain counters, read at scrape time."""
+    """Plain counters, read at scrape time; bytes are those of connections that have ended."""
 
     opened: int = 0
     reused: int = 0
@@ -105,8 +102,8 @@ class PoolStats:
     bytes_out: int = 0
 
 
-class Connection(asyncio.Protocol):
-    """One connection to a provider, serving one call at a time."""
+class Connection(ProviderSocket, asyncio.Protocol):
+    """One connection to a provider, serving one call at a time. Body bytes go to ``body`` below the level of Python."""
 
     def __init__(self, pool: ProviderPool) -> None:
         self._pool = pool
@@ -118,7 +115,6 @@ class Connection(asyncio.Protocol):
         self._poll: select.poll | None = None
         self._finder = HeadFinder(MAX_HEAD_BYTES)
         self._call: Call | None = None
-        self._in_body = False
         self._heard = False
         self._interim = 0
         self._head_request = False
@@ -130,7 +126,7 @@ class Connection(asyncio.Protocol):
     def begin(self, call: Call, request: bytes, *, head_request: bool = False) -> None:
         """Starts a call with its request head (and body, or the start of it). More may follow through ``writer``."""
         self._call = call
-        self._in_body = self._heard = False
+        self._heard = False
         self._interim = 0
         self._head_request = head_request
         self._handed_before = self.writer.handed
@@ -138,7 +134,7 @@ class Connection(asyncio.Protocol):
 
     def finished(self, *, keep: bool, rest_s: float) -> None:
         """The call is complete. Keeps the connection for the next one after ``rest_s``, or closes it."""
-        self._call = None
+        self._call = self.body = None
         if keep and self._transport is not None and not self._transport.is_closing():
             self._pool.put(self, rest_s)
         else:
@@ -180,14 +176,16 @@ class Connection(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         self._poll = flow.read_poll(transport)
         self._pool.connections.add(self)
-        flow.tune(transport, notsent_lowat_bytes=None, receive_bytes=RECEIVE_BYTES)
+        flow.tune(transport, notsent_lowat_bytes=None)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
         self.writer.attach(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         call, self._call = self._call, None
+        self.body = None
         written = self.written
         stats = self._pool.stats
+        stats.bytes_in += self.bytes_in
         stats.bytes_out += self.writer.handed
         self._transport = None
         self.writer.detach()
@@ -205,15 +203,13 @@ class Connection(asyncio.Protocol):
         call = self._call
         if call is None:
             self._pool.drop(self)
-        elif self._in_body:
+        elif self.body is not None:
             call.body_eof()
 
-    def data_received(self, data: bytes) -> None:
-        self._pool.stats.bytes_in += len(data)
+    def outside_body(self, data: bytes) -> None:
+        """What comes while no body is being received: a head, or something that nobody asked for."""
         call = self._call
-        if self._in_body and call is not None:
-            call.body_bytes(data)
-        elif call is None:
+        if call is None:
             self.abort()  # a provider that speaks unasked cannot be told apart from an answer to the next request
         else:
             self._find_head(call, data)
@@ -222,7 +218,7 @@ class Connection(asyncio.Protocol):
         offset = 0
         self._heard = True
         try:
-            while not self._in_body and self._call is call:
+            while self.body is None and self._call is call:
                 block, used = self._finder.feed(data, offset)
                 offset += used
                 if block is None:
@@ -233,14 +229,19 @@ class Connection(asyncio.Protocol):
                     if self._interim > MAX_INTERIM:
                         raise HeadError("too many interim responses")
                     continue
-                self._in_body = True
-                call.response_head(head)
+                stream = call.response_head(head)
+                if self._call is call:
+                    self.body = stream
         except HeadError:
             self._error = ProviderProtocolError()
             self.abort()
             return
-        if offset < len(data) and self._call is call:
-            call.body_bytes(data[offset:])
+        if offset == len(data):
+            return
+        if self.body is not None:
+            self.body.feed(data[offset:])
+        else:
+            self.abort()  # bytes behind an answer that has no body
 
 
 class ProviderPool:
