@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 
-__all__ = ["abort", "peer_closed", "read_poll", "tune"]
+__all__ = ["abort", "peer_closed", "tune"]
 
 # Not in the socket module of every Python; the numbers are those of linux/tcp.h and netinet/tcp.h.
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
@@ -48,14 +48,3 @@ def peer_closed(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, flag)
     return any(events & (flag | select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
-
-
-def read_poll(transport: asyncio.Transport) -> select.poll | None:
-    """A poll object that tells, by ``poll(0)``, whether a read of this socket would not block: bytes, EOF or an error
-    wait there. None for a transport without a socket."""
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return None
-    poller = select.poll()
-    poller.register(sock.fileno(), select.POLLIN)
-    return poller

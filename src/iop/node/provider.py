@@ -83,7 +83,7 @@ def _is_loopback(host: str) -> bool:
 class Provider:
     """One backend. ``close`` lets running calls end on their own connections."""
 
-    __slots__ = ("_key", "adapter", "config", "origin", "pool")
+    __slots__ = ("_fixed_lines", "adapter", "config", "origin", "pool")
 
     def __init__(self, runtime: Runtime, config: m.ProviderConfig, allowance: Allowance, base_url: str) -> None:
         """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ConfigRejected."""
@@ -93,9 +93,11 @@ class Provider:
         try:
             self.origin = Origin.parse(base_url)
             allowance.check_origin(self.origin)
-            self._key = allowance.credential(config.api_key_env)
+            key = allowance.credential(config.api_key_env)
         except IopError as exc:
             raise ConfigRejected(config.id, exc.message) from None
+        credential = b"authorization: Bearer %b\r\n" % key if key else b""
+        self._fixed_lines = self.origin.host_line + credential
         self.adapter: Adapter = adapter
         self.config = config
         self.pool = ProviderPool(
@@ -120,16 +122,14 @@ class Provider:
         if _RESERVED_FIELDS.search(request.header_block):
             raise Forbidden("the header block carries fields that the node sets itself")
         query = b"?" + request.query if request.query else b""
-        key = b"authorization: Bearer %b\r\n" % self._key if self._key else b""
         length = b"" if request.method == b"GET" else b"content-length: %d\r\n" % request.body_bytes
-        return b"%b %b%b%b HTTP/1.1\r\n%b%b%b%b\r\n" % (
+        return b"%b %b%b%b HTTP/1.1\r\n%b%b%b\r\n" % (
             request.method,
             self.origin.base_path,
             request.path,
             query,
-            self.origin.host_line,
+            self._fixed_lines,
             request.header_block,
-            key,
             length,
         )
 

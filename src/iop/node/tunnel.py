@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iop._fast.body import FRAMING_NONE, BodyDecoder, check_header_block, filter_headers
+from iop._fast.body import FRAMING_NONE, BodyDecoder, filter_headers
 from iop._fast.relay import ProviderStream
 from iop._fast.scan import FieldScanner
 from iop._fast.sse import EventSplitter
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["State", "Tunnel"]
 
 CLOSE_GRACE_S = 2.0  # LIVE-5
-MAX_FIELDS = 128
 
 
 class State(StrEnum):
@@ -164,7 +163,6 @@ class Tunnel:
         self._pieces = []
         try:
             block = filter_headers(head.fields.items, hop_by_hop(head.fields), ())
-            check_header_block(block, MAX_FIELDS)
         except IopError:
             self._stop(ProviderProtocolError())
             return self.stream

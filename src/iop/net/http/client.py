@@ -11,7 +11,6 @@ and a kept one is asked for EOF when it is taken: some servers close right after
 from __future__ import annotations
 
 import asyncio
-import select
 import ssl as ssl_module
 from collections import deque
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from iop._fast.body import HeadFinder
+from iop._fast.fd import readable
 from iop._fast.out import Writer
 from iop._fast.relay import ProviderSocket, ProviderStream
 from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
@@ -112,7 +112,7 @@ class Connection(ProviderSocket, asyncio.Protocol):
         self.idle_since_at = 0.0
         self.available_at = 0.0
         self._transport: asyncio.Transport | None = None
-        self._poll: select.poll | None = None
+        self._fd = -1
         self._finder = HeadFinder(MAX_HEAD_BYTES)
         self._call: Call | None = None
         self._heard = False
@@ -168,13 +168,14 @@ class Connection(ProviderSocket, asyncio.Protocol):
         """A kept connection on which something arrived: EOF, or bytes that nobody asked for."""
         if self._transport is None or self._transport.is_closing():
             return True
-        return self._poll is not None and bool(self._poll.poll(0))
+        return self._fd >= 0 and readable(self._fd)
 
     # ---- transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
-        self._poll = flow.read_poll(transport)
+        sock = transport.get_extra_info("socket")
+        self._fd = sock.fileno() if sock is not None else -1
         self._pool.connections.add(self)
         flow.tune(transport, notsent_lowat_bytes=None)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
@@ -188,6 +189,7 @@ class Connection(ProviderSocket, asyncio.Protocol):
         stats.bytes_in += self.bytes_in
         stats.bytes_out += self.writer.handed
         self._transport = None
+        self._fd = -1
         self.writer.detach()
         self._pool.drop(self)
         if call is not None:
