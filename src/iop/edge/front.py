@@ -6,6 +6,7 @@ once its body is complete, or dropped because the client left before that.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -183,7 +184,7 @@ class Front:
         head = ex.head
         if not access.keys:
             if access.local_only:
-                require_local(head.host, head.get(b"origin"))
+                require_local(head.host, head.fields.first.get(b"origin"))
             return ANONYMOUS
         # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
         repeated, first = head.fields.repeated, head.fields.first
@@ -206,6 +207,7 @@ def require_local(host: bytes, origin: bytes | None) -> None:
         raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
 
 
+@functools.lru_cache(maxsize=64)
 def _hostname(authority: bytes) -> bytes:
     if authority.startswith(b"["):
         return authority.partition(b"]")[0].lower() + b"]"

@@ -37,9 +37,10 @@ class Intake:
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
         self.received_bytes = 0
-        own_id = head.get(b"x-request-id")
+        first = head.fields.first
+        own_id = first.get(b"x-request-id")
         self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
-        coding = head.get(b"content-encoding")
+        coding = first.get(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
             wbits = _CODINGS.get(coding.lower())
             if wbits is None:

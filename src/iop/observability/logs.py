@@ -35,14 +35,14 @@ CLOSE_S = 2.0
 OUTCOME_BYTES = 400  # a usual outcome line, for the two bounds above
 
 
-class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defaults=True, gc=False, kw_only=True):
+class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defaults=True, gc=False):
     """The one line about a request (OBS-2): the only line that carries its id.
 
     ``model`` is the model group it was resolved to, never the client's spelling; ``outcome`` is as in the metric. Times
     are milliseconds, sizes body bytes as the client saw them. Absent fields are left out.
     """
 
-    ts: float = msgspec.field(default_factory=time.time)
+    ts: float
     request_id: str
     api: str
     outcome: str

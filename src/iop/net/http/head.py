@@ -6,6 +6,7 @@ with where a message ends: it gets exactly one head, and the framing is derived 
 
 from __future__ import annotations
 
+import functools
 import re
 from http import HTTPStatus
 
@@ -193,9 +194,14 @@ def _host(fields: Fields, http10: bool) -> bytes:
     host = fields.first.get(b"host")
     if host is None and http10:
         return b""
-    if host is None or b"host" in fields.repeated or _HOST.fullmatch(host) is None:
+    if host is None or b"host" in fields.repeated or not _is_host(host):
         raise HeadError("exactly one valid Host field is needed")
     return host
+
+
+@functools.lru_cache(maxsize=64)  # an edge has one or two names, and hears them with every request
+def _is_host(host: bytes) -> bool:
+    return _HOST.fullmatch(host) is not None
 
 
 def _origin_form(target: bytes, host: bytes) -> bytes:
