@@ -118,6 +118,9 @@ class Quiet:
     def on_commit(self) -> None:
         self.heard.append("commit")
 
+    def on_broken(self, exc: Exception, ended: bool = False) -> None:
+        raise exc
+
     def on_terminal(self, kind: int, usage: object, failure: object) -> None:
         self.heard.append(f"terminal {kind} {usage}")
 

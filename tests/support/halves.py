@@ -76,6 +76,9 @@ class Edge(World):
     def on_commit(self) -> None:
         self.heard.append("commit")
 
+    def on_broken(self, exc: Exception, ended: bool) -> None:
+        raise exc
+
     def on_terminal(self, kind: int, usage: Any, failure: Any) -> None:
         self.heard.append((kind, usage, failure))
 
@@ -121,6 +124,9 @@ class Node(World):
 
     def pause_source(self) -> None:
         self.heard.append("pause")
+
+    def on_broken(self, exc: Exception) -> None:
+        raise exc
 
     def resume_source(self) -> None:
         self.heard.append("resume")

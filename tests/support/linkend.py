@@ -108,6 +108,9 @@ class Provider:
     def pause_source(self) -> None:
         self.heard.append("pause")
 
+    def on_broken(self, exc: Exception) -> None:
+        raise exc
+
     def resume_source(self) -> None:
         self.heard.append("resume")
 
@@ -123,6 +126,9 @@ class Client:
 
     def on_commit(self) -> None:
         self.heard.append("commit")
+
+    def on_broken(self, exc: Exception, ended: bool) -> None:
+        raise exc
 
     def on_terminal(self, kind: int, usage: Any, failure: Any) -> None:
         self.heard.append(("terminal", kind))

@@ -202,6 +202,9 @@ class Request:
         assert not self.committed
         self.committed = True
 
+    def on_broken(self, exc: Exception, ended: bool) -> None:
+        raise exc
+
     def on_terminal(self, kind: int, usage: tuple[int | None, ...] | None, failure: Any) -> None:
         self.end(m.TunnelFrameKind(kind).name)
         if kind == m.TunnelFrameKind.END:
@@ -319,6 +322,9 @@ class Call:
         assert not self.paused
         self.paused = True
         self.world.seen["source paused"] += 1
+
+    def on_broken(self, exc: Exception) -> None:
+        raise exc
 
     def resume_source(self) -> None:
         assert self.paused

@@ -34,6 +34,7 @@ cdef class Stream(Sink):
     cdef readonly long long allowed  # bytes that the peer may still send
     cdef readonly long long owed    # bytes taken and not yet credited back
     cdef int on_frame(self, Frame* f, object extra) except -1
+    cdef int broken(self, object exc) except -1
     cdef int on_credit(self) except -1
     cdef int on_unblocked(self) except -1
     cdef int received(self, Py_ssize_t n) except -1

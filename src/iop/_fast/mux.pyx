@@ -130,6 +130,10 @@ cdef class Stream(Sink):
         """A data frame of this stream. Pointers in f die with the call. extra: a failure, or None."""
         return 0
 
+    cdef int broken(self, object exc) except -1:
+        """A fault of ours came up while a frame was handled: it may cost this stream, not the link with all others."""
+        raise exc
+
     cdef int on_credit(self) except -1:
         """The peer returned credit: sending may go on."""
         return 0
@@ -405,7 +409,12 @@ cdef class Mux(Flushable):
             if f.number == 0 or s.send_credit > CREDIT_MAX:
                 raise ProtocolError("credit_overflow", f"stream {f.stream_id}")
             return s.on_credit()
-        return s.on_frame(f, extra)
+        try:
+            return s.on_frame(f, extra)
+        except ProtocolError:
+            raise
+        except Exception as exc:
+            return s.broken(exc)
 
     def deliver(self, int payload, unsigned int stream_id, unsigned int seq=0, unsigned int kind=0, bytes body=b"",
                 unsigned int flags=0, unsigned int status=0, bytes header_block=b"", unsigned long long number=0,

@@ -53,7 +53,10 @@ cdef class ClientStream(Stream):
         on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
                                           usage is a tuple of token counts or None, failure a message or None
 
-    The owner must not raise. A frame out of order is a fault of the node and closes its link.
+        on_broken(exception, ended)       an owner's method raised, which is a fault of ours; ``ended`` after the
+                                          terminal. The owner ends its request; the other streams go on
+
+    A frame out of order is a fault of the node and closes its link.
     """
 
     def __init__(self, Writer writer not None, owner):
@@ -200,11 +203,19 @@ cdef class ClientStream(Stream):
                 self.commit()
             self.state = S_ENDED
             self.mux.forget(self)
-            owner, self.owner = self.owner, None  # no cycle is left for the collector
             usage = fr.tokens_as_tuple(&f.usage) if f.has_usage else None
-            owner.on_terminal(f.kind, usage, extra)
+            self.owner.on_terminal(f.kind, usage, extra)
+            self.owner = None  # no cycle is left for the collector
             return 0
         raise ProtocolError("unknown_kind", str(f.kind))
+
+    cdef int broken(self, object exc) except -1:
+        cdef bint ended = self.state == S_ENDED
+        owner = self.owner
+        if ended:
+            self.owner = None
+        owner.on_broken(exc, ended)
+        return 0
 
     cdef int emit(self, const char* p, Py_ssize_t n) except -1:
         """Appends body bytes to the client's output, framed. Bound: reserve() gives exactly the bytes filled here."""
@@ -259,6 +270,7 @@ cdef class ProviderStream(Stream):
         on_body_end(extra_bytes)          the provider's body is complete; extra_bytes came behind it (0 is healthy)
         on_body_error(IopError)           the provider's body is malformed
         pause_source() / resume_source()  stop and start reading from the provider
+        on_broken(exception)              one of these raised while a frame was handled
 
     The owner then sends exactly one terminal: ``end()``, or a frame of its own through ``send_terminal``.
     """
@@ -386,6 +398,10 @@ cdef class ProviderStream(Stream):
             raise ProtocolError("wrong_state", f"stream {self.stream_id}")
         self.received(f.body_n)
         self.owner.on_request_body(PyBytes_FromStringAndSize(f.body, f.body_n), f.last)
+        return 0
+
+    cdef int broken(self, object exc) except -1:
+        self.owner.on_broken(exc)
         return 0
 
     cdef int on_credit(self) except -1:

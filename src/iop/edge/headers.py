@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from iop._fast.body import filter_headers
 from iop._fast.fields import Fields
+from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
 from iop.net.http.head import HOP_BY_HOP, RequestHead, hop_by_hop
 
-__all__ = ["ProviderAnswer", "read_answer", "to_provider"]
+__all__ = ["ProviderAnswer", "frame_answer", "read_answer", "to_provider"]
 
 MAX_FIELDS = 128
 MAX_LENGTH_DIGITS = 16
@@ -74,3 +75,15 @@ def read_answer(header_block: bytes) -> ProviderAnswer:
         block += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
     known = length.isdigit() and len(length) <= MAX_LENGTH_DIGITS
     return ProviderAnswer(kind == b"text/event-stream" and plain, int(length) if known else -1, block)
+
+
+def frame_answer(head: RequestHead, status: int, length: int) -> tuple[int, bytes]:
+    """How the body of an answer is delimited towards the client: the relay's mode, and the field line for it."""
+    told = b"content-length: %d\r\n" % length if length >= 0 else b""
+    if head.method == b"HEAD" or status in (204, 304):
+        return BODILESS, told if status != 204 else b""
+    if told:
+        return LENGTH, told
+    if head.http10:
+        return RAW, b""
+    return CHUNKED, b"transfer-encoding: chunked\r\n"

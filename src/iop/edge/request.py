@@ -14,19 +14,21 @@ In CANCELLING the client has its answer or is gone, and the lease waits for the 
 
 from __future__ import annotations
 
+import logging
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW, ClientStream
+from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers
 from iop.edge.api.routes import Endpoint
-from iop.edge.headers import read_answer, to_provider
+from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import (
     ClientGone,
     ClientIdle,
     DeadlineExceeded,
+    InternalError,
     InvalidTransition,
     IopError,
     ProviderProtocolError,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientRequest", "State"]
 
+
+log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
 
@@ -250,15 +254,9 @@ class ClientRequest:
             self._answer(ProviderProtocolError())
             return
         own = b"x-request-id: %b\r\n%b" % (self.request_id.encode("ascii"), self._story())
-        if ex.head.method == b"HEAD" or status in (204, 304):
-            mode, framing = BODILESS, (b"content-length: %d\r\n" % total if total >= 0 and status != 204 else b"")
-        elif total >= 0:
-            mode, framing = LENGTH, b"content-length: %d\r\n" % total
-        elif ex.head.http10:
+        mode, framing = frame_answer(ex.head, status, total)
+        if mode == RAW:
             ex.keep_alive = False
-            mode, framing = RAW, b""
-        else:
-            mode, framing = CHUNKED, b"transfer-encoding: chunked\r\n"
         stream.respond(ex.head_bytes(status, block + own, framing), mode, total, self._sse and status == 200)
 
     def on_commit(self) -> None:
@@ -323,6 +321,15 @@ class ClientRequest:
         self._drop_stream()
         self._dispatcher.metrics.readmissions[cause.value].value += 1
         self._readmit(cause, held=held)
+
+    def on_broken(self, exc: Exception, ended: bool) -> None:
+        """A fault of ours in one of the callbacks above: it ends this request, and no other."""
+        log.error("request_broken", extra={"fields": {"api": self.endpoint.name}}, exc_info=exc)
+        self._fail(InternalError())
+        if ended:
+            self._end(ReleaseCause.TERMINAL)
+        elif self.state in (State.SENT, State.OPEN):
+            self._cancel(m.CancelReason.PROTOCOL)
 
     # ---- endings -----------------------------------------------------------------------------------------------------
 

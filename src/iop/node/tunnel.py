@@ -12,6 +12,7 @@ that was dead before a byte of this request had left (TUN-5).
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from iop._fast.scan import FieldScanner
 from iop._fast.sse import EventSplitter
 from iop.errors import (
     DeadlineExceeded,
+    InternalError,
     InvalidTransition,
     IopError,
     ProtocolError,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from iop.node.agent import Agent
 
 __all__ = ["State", "Tunnel"]
+
+log = logging.getLogger("iop.node.tunnel")
 
 CLOSE_GRACE_S = 2.0  # LIVE-5
 
@@ -210,6 +214,11 @@ class Tunnel:
     def resume_source(self) -> None:
         if self._connection is not None:
             self._connection.resume_reading()
+
+    def on_broken(self, exc: Exception) -> None:
+        """A fault of ours while the request body was handed on: it ends this tunnel, and no other."""
+        log.error("tunnel_broken", exc_info=exc)
+        self._stop(InternalError())
 
     # ---- early ends --------------------------------------------------------------------------------------------------
 

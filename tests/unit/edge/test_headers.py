@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iop.edge.headers import read_answer, to_provider
+from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
+from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import HeadError
 from iop.net.http.head import RequestHead, parse_request
 
@@ -100,3 +101,21 @@ def test_a_length_that_is_no_number_is_not_believed(length: bytes) -> None:
 def test_a_forged_block_is_refused() -> None:
     with pytest.raises(HeadError):
         read_answer(b"a: b\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.req("TUN-2")
+@pytest.mark.parametrize(
+    ("start", "status", "length", "framing"),
+    [
+        ("POST / HTTP/1.1", 200, 5, (LENGTH, b"content-length: 5\r\n")),
+        ("POST / HTTP/1.1", 200, 0, (LENGTH, b"content-length: 0\r\n")),
+        ("POST / HTTP/1.1", 200, -1, (CHUNKED, b"transfer-encoding: chunked\r\n")),
+        ("POST / HTTP/1.0", 200, -1, (RAW, b"")),
+        ("HEAD / HTTP/1.1", 200, 5, (BODILESS, b"content-length: 5\r\n")),
+        ("POST / HTTP/1.1", 204, 5, (BODILESS, b"")),
+        ("POST / HTTP/1.1", 304, 5, (BODILESS, b"content-length: 5\r\n")),
+    ],
+)
+def test_how_an_answer_is_delimited(start: str, status: int, length: int, framing: tuple[int, bytes]) -> None:
+    request = parse_request(f"{start}\r\nHost: a\r\n\r\n".encode())
+    assert frame_answer(request, status, length) == framing
