@@ -1,4 +1,4 @@
-"""Identifiers that cross rooms.
+"""The one identifier that crosses all rooms.
 
 ``RequestId`` is minted by the edge for each client request (API-5): ``req_`` and 24 hexadecimal digits, so that it is
 safe in headers, logs and file names. It is the run id on the wire.
@@ -10,12 +10,6 @@ import os
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
-NodeId = NewType("NodeId", str)
-ProviderId = NewType("ProviderId", str)
-GroupId = NewType("GroupId", str)
-LeaseId = NewType("LeaseId", int)
-Generation = NewType("Generation", int)
-
 REQUEST_ID_LENGTH = 28
 
 

@@ -8,6 +8,9 @@ Sending. While the link keeps up, frames are appended to one buffer in the order
 round. When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes
 take turns of 16 KiB. Control frames (heartbeats, credit, goodbye) always go first.
 
+The file is long because receiving, lanes and credit share one state per link, and a call between two extension modules
+would cost as much as what they do for an event.
+
               room()                            flush(), once a round, while < 128 KiB are unsent
    stream ──┬─ not congested ──▶ bulk ─────────┐
             └─ congested ──▶ its lane ─ ring ──┼──▶ transport

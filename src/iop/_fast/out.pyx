@@ -2,9 +2,9 @@
 """Output that is gathered during one poll round and leaves in one write per socket.
 
 ``Hub`` is the round: whatever was written to a ``Flushable`` is flushed once, after every read of the round was handled
-(``call_soon`` runs after them), or at the end of a link's feed. ``OutBuffer`` builds a ``bytes`` object in place, so that a body byte is copied once
-between the buffer it was received in and the object that the transport writes (WIRE-3). ``Writer`` is one client or
-provider socket.
+(``call_soon`` runs after them), or at the end of a link's feed. ``OutBuffer`` builds a ``bytes`` object in place, so
+that a body byte is copied once between the buffer it was received in and the object that the transport writes (WIRE-3).
+``Writer`` is one client or provider socket.
 """
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.string cimport memcpy

@@ -5,8 +5,9 @@
     edge   Mux ─▶ ClientStream.on_frame: gate, chunk head + body + CRLF ─▶ the client's Writer
 
 Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once
-per request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7); a
-``clock`` is a field of the hub that somebody else ticks.
+per request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7). The
+time is a field of the hub that somebody else ticks. The file is long because the two halves are one protocol, read
+together.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
