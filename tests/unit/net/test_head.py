@@ -59,10 +59,25 @@ def test_d1_ambiguous_framing_is_refused(lines: list[str], start: str, status: i
 
 
 @pytest.mark.req("API-6")
-@pytest.mark.parametrize("host", [None, "Host:", "Host: a, b", "Host: a b", "Host: user@a", "Host: a/b", "Host: a\\b"])
+@pytest.mark.parametrize(
+    "host",
+    [None, "Host:", "Host: a, b", "Host: a b", "Host: user@a", "Host: a/b", "Host: a\\b"]
+    + [
+        f"Host: {host}"
+        for host in ("a:evil", "a:", "a:123456", ":80", "::1", "[::1", "[a]", "[::1]x", "a:1:2", "a[::1]")
+    ],
+)
 def test_d3_exactly_one_sound_host(host: str | None) -> None:
     with pytest.raises(HeadError):
         parse_request(request(host=host))
+
+
+@pytest.mark.req("API-6")
+@pytest.mark.parametrize(
+    "host", ["localhost:8080", "a-b.c", "[::1]", "[::1]:80", "[fe80::1%25eth0]:1", "10.0.0.1:65535"]
+)
+def test_d3_hosts_that_are_sound(host: str) -> None:
+    assert parse_request(request(host=f"Host: {host}")).host == host.encode()
 
 
 @pytest.mark.req("API-6")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from http import HTTPStatus
+from ipaddress import IPv6Address
 
 import httptools
 
@@ -187,7 +188,8 @@ def _frame_request(request: RequestHead, fields: Fields) -> None:
             request.framing = FRAMING_LENGTH
 
 
-_HOST = re.compile(rb"[A-Za-z0-9._~:%\[\]-]+")
+# A name or IPv4 address, or an IPv6 address (with its zone) in brackets; then a port or nothing.
+_HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|[A-Za-z0-9._~%-]+)(?::[0-9]{1,5})?")
 
 
 def _host(fields: Fields, http10: bool) -> bytes:
@@ -201,7 +203,13 @@ def _host(fields: Fields, http10: bool) -> bytes:
 
 @functools.lru_cache(maxsize=64)  # an edge has one or two names, and hears them with every request
 def _is_host(host: bytes) -> bool:
-    return _HOST.fullmatch(host) is not None
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    try:
+        return match[1] is None or bool(IPv6Address(match[1].decode("ascii")))
+    except ValueError:
+        return False
 
 
 def _origin_form(target: bytes, host: bytes) -> bytes:
