@@ -11,7 +11,7 @@ import pytest
 
 from iop.errors import IopError
 from iop.net.http.exchange import Exchange, ServerLimits
-from iop.net.http.server import HttpServer
+from iop.net.http.server import DISCARD_S, HttpServer
 from iop.net.loop import Runtime
 from tests.support.aio import async_test, until
 from tests.support.http import Broken, Client
@@ -142,6 +142,9 @@ def test_d1_d4_what_is_refused_takes_the_smuggled_request_down_with_it(wire: byt
             answer = await client.answer()
             assert answer.status == status
             assert answer.get("connection") == "close"
+            assert (answer.get("x-request-id") or "").startswith("req_")
+            assert answer.json["error"]["type"] == answer.json["error"]["code"] == "invalid_request_error"
+            assert answer.json["error"]["param"] is None
             await client.end()
             assert app.seen == []
             assert app.rejections == [status]
@@ -163,6 +166,46 @@ async def test_an_early_answer_is_read_although_the_body_is_still_coming() -> No
         client.send_more(b"x" * 500_000 + GET % 7)
         assert (await client.answer()).get("x-path") == "/7"
         assert app.seen == [(b"/7", b"")]
+        await client.close()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_a_head_that_is_too_large_is_a_431_of_its_own_code() -> None:
+    async with serving(Recorder(), max_header_bytes=1024) as (_, address):
+        client = await Client.connect(address)
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 2000 + b"\r\n\r\n")
+        answer = await client.answer()
+        told = answer.json["error"]
+        assert (answer.status, told["type"], told["code"]) == (431, "invalid_request_error", "head_too_large")
+        await client.close()
+
+
+@pytest.mark.req("API-6")
+@pytest.mark.parametrize(
+    ("fields", "body", "status"),
+    [
+        ("Transfer-Encoding: chunked", b"zz\r\n", 400),
+        ("Transfer-Encoding: chunked", b"3e9\r\n" + b"x" * 1001, 413),
+        ("Content-Length: 1001", b"x", 413),
+        ("Content-Length: 1000\r\nConnection: close", b"x", 500),
+    ],
+)
+@async_test()
+async def test_an_early_answer_that_is_the_last_one_is_followed_by_fin_at_once(
+    fields: str, body: bytes, status: int
+) -> None:
+    app = Recorder()
+    app.refuse = IopError() if status == 500 else None
+    async with serving(app, max_body_bytes=1000) as (_, address):
+        client = await Client.connect(address)
+        client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n".encode() + body)
+        answer = await client.answer()
+        assert (answer.status, answer.get("connection")) == (status, "close")
+        async with asyncio.timeout(DISCARD_S / 2):
+            assert await client.end() == "fin"
+        client.send_more(b"x" * 100_000)  # read and dropped: nothing of it starts a request
+        assert app.seen == []
         await client.close()
 
 
@@ -231,8 +274,12 @@ async def test_d8_slow_heads_and_bodies_end_at_their_clock_counted_from_the_firs
         loop = asyncio.get_running_loop()
         for at, byte in enumerate(b"GET / HTTP/1.1\r\nHost: aaaaaaaa"):
             loop.call_later(0.01 * at, slow_head.send_more, bytes([byte]))
-        assert (await slow_head.answer()).status == 408
-        assert (await slow_body.answer()).status == 408
+        for client in (slow_head, slow_body):
+            answer = await client.answer()
+            assert answer.status == 408
+            assert (answer.get("x-request-id") or "").startswith("req_")
+            told = answer.json["error"]
+            assert (told["type"], told["param"], told["code"]) == ("invalid_request_error", None, "timeout")
         assert await idle.end() == "fin"
         assert app.gone == ["body_timeout"]
         for client in (slow_head, slow_body, idle):
@@ -282,7 +329,11 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
             client.send(GET % 1)
             assert (await client.answer()).status == 200
         extra = await Client.connect(address)
-        assert (await extra.answer()).status == 503
+        answer = await extra.answer()
+        assert (answer.status, answer.get("retry-after")) == (503, "1")
+        assert (answer.get("x-request-id") or "").startswith("req_")
+        told = answer.json["error"]
+        assert (told["type"], told["param"], told["code"]) == ("overloaded", None, "overloaded")
         await extra.close()
         for client in clients:
             await client.close()

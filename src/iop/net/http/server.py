@@ -5,7 +5,7 @@ the way to answer it; what a request means is the :class:`App`'s business, which
 
     IDLE ─first byte→ HEAD ─head→ BODY ─body complete→ BUSY ─response done→ IDLE
                                    │                     │
-                                   └─ answered early ──▶ DISCARD ─body gone→ IDLE | closed
+                                   └─ answered early, to be kept alive ──▶ DISCARD ─body gone→ IDLE
     any ─fault, clock, peer gone, close→ CLOSED
 
 Each connection keeps one deadline as a number and one lazy timer on the shared wheel; nothing is armed per request.
@@ -14,6 +14,7 @@ Each connection keeps one deadline as a number and one lazy timer on the shared 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -22,7 +23,8 @@ from typing import Any, cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
-from iop.errors import HeadError, HeadTooLarge, IopError, Overloaded, PayloadTooLarge
+from iop.errors import HeadError, IopError, Overloaded, PayloadTooLarge
+from iop.ids import new_request_id
 from iop.net import flow
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
 from iop.net.http.head import REASONS, RequestHead, parse_request
@@ -36,7 +38,6 @@ DISCARD_BYTES = 1 << 20  # of a body that nobody wants, read so that the answer 
 DISCARD_S = 5.0
 WRITE_HIGH_BYTES = 65536
 RDHUP_S = 0.25
-TIMEOUT_BODY = b'{"error":{"message":"the request did not arrive in time","type":"timeout","code":"timeout"}}'
 
 
 class State(StrEnum):
@@ -94,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self.writer.attach(transport)
         if len(server.connections) > server.limits.max_connections or server.closing:
             server.stats.refused += 1
-            self._plain(503, b'{"error":{"message":"too many connections","type":"overloaded","code":"overloaded"}}')
+            self._plain(503, Overloaded.code, "too many connections", b"retry-after: 1\r\n")
             return
         self._set_deadline(server.limits.idle_timeout_s)
 
@@ -233,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
         if self.state is State.DISCARD:
             self._discarded += used
             if decoder.done:
-                self._after_discard()
+                self._go_idle()
             elif self._discarded > DISCARD_BYTES:
                 self.close(reset=False)
             return used
@@ -266,30 +267,27 @@ class HttpConnection(asyncio.Protocol):
         """The exchange's response is written: on to the next request, or close."""
         self._exchange = None
         if self.state is State.BODY and self._decoder is not None and not self._decoder.done:
-            # Answered before the body came. Closing now could reset the connection before the answer is read.
+            # Answered before the body came: the next request is behind it, unless there is to be none.
+            if not keep_alive or self.server.closing:
+                self.close(reset=False)
+                return
             self._move(State.DISCARD)
             self._discarded = 0
-            self._keep_after_discard = keep_alive
             self._set_deadline(DISCARD_S)
             return
         if self.state is State.BODY:
             self._move(State.BUSY)
         if self.state is not State.BUSY:
             return
-        if not keep_alive or self.server.closing:
+        if not keep_alive:
             self.close(reset=False)
             return
         self._go_idle()
 
-    _keep_after_discard = False
-
-    def _after_discard(self) -> None:
-        if self._keep_after_discard and not self.server.closing:
-            self._go_idle()
-        else:
-            self.close(reset=False)
-
     def _go_idle(self) -> None:
+        if self.server.closing:
+            self.close(reset=False)
+            return
         self._move(State.IDLE)
         self._decoder = None
         self._set_deadline(self.server.limits.idle_timeout_s)
@@ -299,16 +297,18 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, exc: HeadError) -> None:
         """A head that cannot be read: answer and close; nothing behind it is looked at."""
         self.server.stats.malformed += 1
-        kind = b"head_too_large" if isinstance(exc, HeadTooLarge) else b"invalid_request_error"
-        message = exc.message.replace('"', "'").encode("ascii", "replace")
-        self._plain(exc.status, b'{"error":{"message":"%b","type":"%b","code":"%b"}}' % (message, kind, kind))
+        self._plain(exc.status, exc.code, exc.message)
 
-    def _plain(self, status: int, body: bytes) -> None:
+    def _plain(self, status: int, code: str, message: str, extra: bytes = b"") -> None:
+        """Answers what never became an exchange, and closes. The object has OpenAI's shape: no API was asked yet."""
         self.server.app.rejected(status)
-        self.writer.write(
-            b"HTTP/1.1 %d %b\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status, REASONS.get(status, b"Unknown"), self.server.date_line(), len(body), body)
-        )
+        kind = "invalid_request_error" if 400 <= status < 500 else code
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        body = json.dumps({"error": error}, separators=(",", ":")).encode()
+        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
+        fields = b"x-request-id: %b\r\ncontent-type: application/json\r\n" % new_request_id().encode()
+        end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.writer.write(b"".join((line, self.server.date_line(), fields, extra, end, body)))
         self.close(reset=False)
 
     def close(self, *, reset: bool, reason: str = "client_gone") -> None:
@@ -376,7 +376,7 @@ class HttpConnection(asyncio.Protocol):
                 exchange.release_body()
                 self._exchange = None
                 self.server.app.client_gone(exchange, "body_timeout")
-            self._plain(408, TIMEOUT_BODY)
+            self._plain(408, "timeout", "the request did not arrive in time")
         else:
             self.close(reset=False)
 
