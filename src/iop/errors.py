@@ -28,6 +28,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidTransition",
     "IopError",
+    "MethodNotAllowed",
     "ModelNotFound",
     "NodeDisconnected",
     "NodeDraining",
@@ -150,7 +151,18 @@ class ModelNotFound(IopError):
 
 class RouteNotFound(IopError):
     code, status = "not_found", 404
-    text = "unknown path or method"
+    text = "unknown path"
+
+
+class MethodNotAllowed(IopError):
+    """The path exists, for other methods: ``allow`` lists them as the field of that name does."""
+
+    code, status = "method_not_allowed", 405
+    text = "this path does not take this method"
+
+    def __init__(self, allow: str) -> None:
+        super().__init__(f"this path takes {allow} only")
+        self.allow = allow
 
 
 class PayloadTooLarge(IopError):

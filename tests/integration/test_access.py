@@ -165,8 +165,16 @@ async def test_unknown_paths_and_methods_in_both_error_shapes() -> None:
     async with edge() as (_, address):
         answer = await get(address, "/v1/none")
         assert (answer.status, answer.json["error"]["code"]) == (404, "not_found")
-        answer = await get(address, "/v1/messages")
+        answer = await get(address, "/v1/none", "anthropic-version: 2023-06-01")
         assert (answer.status, answer.json["type"], answer.json["error"]["type"]) == (404, "error", "not_found_error")
+        answer = await get(address, "/v1/messages")
+        assert (answer.status, answer.get("allow")) == (405, "POST")
+        assert (answer.json["type"], answer.json["error"]["type"]) == ("error", "invalid_request_error")
+        for path in ("/v1/models", "/v1/models/small"):
+            answer = await get(address, path, method="DELETE")
+            assert (answer.status, answer.get("allow")) == (405, "GET, HEAD")
+            told = answer.json["error"]
+            assert (told["code"], told["type"]) == ("method_not_allowed", "invalid_request_error")
         answer = await ask(address, path="/v1/messages")
         assert (answer.status, answer.json["error"]["type"]) == (503, "overloaded_error")
         assert answer.get("retry-after") == "5"
@@ -184,7 +192,11 @@ async def test_the_admin_listener_answers_status_and_metrics_and_nothing_else() 
         metrics = await get(address, "/metrics")
         assert b"iop_edge_nodes_configured 1.0" in metrics.body
         assert (await get(address, "/v1/models")).status == 404
-        assert (await get(address, "/admin/status", method="DELETE")).status == 404
+        assert (await get(address, "/none", method="DELETE")).status == 404
+        for path in ("/admin/status", "/metrics"):
+            refused = await get(address, path, method="DELETE")
+            assert (refused.status, refused.get("allow")) == (405, "GET, HEAD")
+            assert refused.json["error"]["code"] == "method_not_allowed"
         client = await Client.connect(address)
         client.send(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n")
         assert (await client.answer()).status == 403

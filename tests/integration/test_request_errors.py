@@ -91,13 +91,23 @@ async def test_an_unknown_model_is_a_404_in_both_shapes(stack: Stack) -> None:
 
 
 @pytest.mark.req("API-5", "API-1")
-@pytest.mark.parametrize("line", ["GET /v1/chat/completions", "POST /v1/no", "GET /admin/status", "POST /v1/models"])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("POST /v1/no", (404, "not_found")),
+        ("GET /admin/status", (404, "not_found")),
+        ("GET /v1/chat/completions", (405, "method_not_allowed")),
+        ("POST /v1/models", (405, "method_not_allowed")),
+    ],
+)
 @async_test()
-async def test_an_unknown_path_or_method_is_a_404(stack: Stack, line: str) -> None:
+async def test_an_unknown_path_is_a_404_and_a_wrong_method_a_405(
+    stack: Stack, line: str, expected: tuple[int, str]
+) -> None:
     async with stack.scene() as scene:
         client = await scene.send(f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         answer = await client.answer()
-        assert told(answer) == (404, "not_found")
+        assert told(answer) == expected
 
 
 @pytest.mark.req("API-5")

@@ -35,6 +35,7 @@ def test_every_class_is_exported() -> None:
     ("cls", "status", "retry_after"),
     [
         (errors.ModelNotFound, 404, False),
+        (errors.MethodNotAllowed, 405, False),
         (errors.InvalidRequest, 400, False),
         (errors.InvalidArgument, 400, False),
         (errors.Unauthorized, 401, False),

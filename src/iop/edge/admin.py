@@ -13,11 +13,13 @@ from typing import Any
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.front import require_local
-from iop.errors import IopError, RouteNotFound
+from iop.errors import IopError, MethodNotAllowed, RouteNotFound
 from iop.net.http.exchange import Exchange
 from iop.observability.metrics import EdgeMetrics
 
 __all__ = ["Admin"]
+
+_PATHS = frozenset({b"/metrics", b"/admin/status"})
 
 
 class Admin:
@@ -38,8 +40,10 @@ class Admin:
         try:
             if self._local_only:
                 require_local(ex.head.host, ex.head.get(b"origin"))
+            if ex.head.path not in _PATHS:
+                raise RouteNotFound("the admin listener has /metrics and /admin/status")
             if ex.head.method not in (b"GET", b"HEAD"):
-                raise RouteNotFound
+                raise MethodNotAllowed("GET, HEAD")
             kind, body = self._page(ex.head.path)
         except IopError as exc:
             self.fail(ex, exc)
@@ -50,9 +54,7 @@ class Admin:
         if path == b"/metrics":
             body, kind = self._metrics.render()
             return kind.encode("ascii"), body
-        if path == b"/admin/status":
-            return b"application/json", json.dumps(self._status()).encode()
-        raise RouteNotFound("the admin listener has /metrics and /admin/status")
+        return b"application/json", json.dumps(self._status()).encode()
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """Answers are written at once: there is nothing to stop."""

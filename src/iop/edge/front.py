@@ -17,7 +17,7 @@ from iop.edge.api.routes import MODELS_PREFIX, ROUTES, Endpoint, Shape
 from iop.edge.dispatch import Dispatcher
 from iop.edge.intake import Intake
 from iop.edge.request import ClientRequest
-from iop.errors import Forbidden, IopError, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
+from iop.errors import Forbidden, IopError, MethodNotAllowed, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
 
@@ -84,7 +84,7 @@ class Front:
             if endpoint is None:
                 return self._other(ex)
             if head.method != b"POST":
-                raise RouteNotFound(f"{path.decode('latin-1')} takes POST")
+                raise MethodNotAllowed("POST")
             ex.context = (endpoint, principal, Intake(head, self._max_body_bytes))
         except IopError as exc:
             self.fail(ex, exc)
@@ -150,7 +150,7 @@ class Front:
         if path != MODELS_PREFIX and not path.startswith(MODELS_PREFIX + b"/"):
             raise RouteNotFound
         if head.method not in (b"GET", b"HEAD"):
-            raise RouteNotFound("/v1/models takes GET")
+            raise MethodNotAllowed("GET, HEAD")
         shape = self._shape(ex, None)
         if path == MODELS_PREFIX:
             rows = [self._model(name, shape) for name in self._models]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from iop._fast.body import filter_headers
 from iop._fast.fields import Fields
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
+from iop.errors import HeadError
 from iop.net.http.head import HOP_BY_HOP, RequestHead, hop_by_hop
 
 __all__ = ["ProviderAnswer", "frame_answer", "read_answer", "to_provider"]
@@ -63,18 +64,22 @@ class ProviderAnswer(NamedTuple):
 
 
 def read_answer(header_block: bytes) -> ProviderAnswer:
-    """Raises HeadError or HeadTooLarge for a block that must not go on."""
+    """Raises HeadError or HeadTooLarge for a block that must not go on: malformed, or with a length that is not one
+    number, which the node's own client would have refused."""
     fields = Fields()
     fields.read_block(header_block, MAX_FIELDS)
     first = fields.first
     kind = first.get(b"content-type", b"")[:17].lower()
     plain = first.get(b"content-encoding", b"identity").lower() == b"identity"
-    length = first.get(b"content-length", b"")
+    length = first.get(b"content-length")
+    if length is not None and (
+        b"content-length" in fields.repeated or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS
+    ):
+        raise HeadError("content_length")
     block = filter_headers(fields.items, _TO_CLIENT, _TO_CLIENT_PREFIXES)
     if b"x-request-id" in first:
         block += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
-    known = length.isdigit() and len(length) <= MAX_LENGTH_DIGITS
-    return ProviderAnswer(kind == b"text/event-stream" and plain, int(length) if known else -1, block)
+    return ProviderAnswer(kind == b"text/event-stream" and plain, -1 if length is None else int(length), block)
 
 
 def frame_answer(head: RequestHead, status: int, length: int) -> tuple[int, bytes]:

@@ -9,7 +9,8 @@ nothing, and per event of a stream it does nothing at all: those bytes pass belo
                                           └── client gone, deadline ─────────┴──▶ CANCELLING ──terminal──▶ DONE
 
 In CANCELLING the client has its answer or is gone, and the lease waits for the node's word that the call has ended
-(POOL-12). Every way into DONE passes ``_end``, which returns the lease and writes the one outcome line.
+(POOL-12). Every way into DONE passes ``_end``, which returns the lease and writes the one outcome line. The file is a
+little long, because a machine is read as a whole.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import FINISH
-from iop.edge.api.errors import error_body, error_event, error_headers
+from iop.edge.api.errors import error_body, error_event, error_headers, error_of
 from iop.edge.api.routes import Endpoint
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import (
     ClientGone,
     ClientIdle,
     DeadlineExceeded,
+    HeadError,
     InternalError,
     InvalidTransition,
     IopError,
     ProviderProtocolError,
-    from_code,
 )
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
@@ -54,6 +55,7 @@ __all__ = ["ClientRequest", "State"]
 log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
+MAX_REFUSALS = 100  # capacity_exceeded for one request; an honest node's slots are held by somebody and waited for
 
 
 class State(StrEnum):
@@ -87,6 +89,7 @@ class ClientRequest:
         "_leased",
         "_lost_once",
         "_provider_status",
+        "_refusals",
         "_session",
         "_sse",
         "_timer",
@@ -129,6 +132,7 @@ class ClientRequest:
         self._timer: Any = None
         self._lost_once = False
         self._provider_status = 0
+        self._refusals = 0
         self._first_at = 0.0
         self._sse = False
         self._usage: Tokens | None = None
@@ -206,13 +210,13 @@ class ClientRequest:
         d, ex, intake = self._dispatcher, self._ex, self.intake
         head = ex.head
         self._session = session
+        self._provider_status = 0
         pieces, total, encoded = intake.body_for(lease.target)
         provider = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
         window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
-        session.mux.open(stream, window, session.request_window_bytes)
         inline = total <= limits.INLINE_BODY_BYTES
-        timer = self._timer
+        session.mux.open(stream, window, session.request_window_bytes)
         frame = codec.encode(
             m.ProviderTunnelRequest(
                 stream.stream_id,
@@ -221,7 +225,7 @@ class ClientRequest:
                 lease.provider_id,
                 lease.target,
                 window,
-                max(1, int((timer.at - d.now) * 1000)),
+                max(1, int((self._timer.at - d.now) * 1000)),
                 provider.response_stall_timeout_ms,
                 m.LeaseBinding(lease.lease_id, lease.long, self.attempts),
                 head.method,
@@ -248,6 +252,8 @@ class ClientRequest:
         assert stream is not None
         self._provider_status = status
         try:
+            if not 200 <= status <= 599:  # anything else would be read as something other than the answer (D15)
+                raise HeadError("status")
             self._sse, total, block = read_answer(header_block)
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
@@ -289,9 +295,11 @@ class ClientRequest:
         code = failure.code
         lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
         if self.state is State.SENT:
-            if code is m.ErrorCode.CAPACITY_EXCEEDED:
+            fresh = self._provider_status == 0  # no answer had begun
+            if code is m.ErrorCode.CAPACITY_EXCEEDED and fresh and self._refusals < MAX_REFUSALS:
                 # The node's word on its slots: our place in the queue stays, no health effect (EXEC-3, POOL-12).
-                return self._again(ReleaseCause.CAPACITY_EXCEEDED, held=failure.slots_held)
+                self._refusals += 1
+                return self._again(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
             if (
                 code is m.ErrorCode.PROVIDER_CONNECTION_LOST
                 and failure.connection_reused
@@ -303,9 +311,8 @@ class ClientRequest:
                 self._lost_once = True
                 return self._again(ReleaseCause.TERMINAL)
         if self.state in (State.SENT, State.OPEN):
-            error = from_code(code.name.lower(), failure.message.decode("utf-8", "replace") or None)
             assert self.lease is not None
-            self._fail(type(error)(f"provider {self.lease.provider_id}: {error.message}"))
+            self._fail(error_of(failure, self.lease.provider_id))
         cause = ReleaseCause.CANCEL_CONFIRMED if self.state is State.CANCELLING else ReleaseCause.TERMINAL
         return self._end(cause, lingering=lingering)
 
@@ -451,8 +458,7 @@ class ClientRequest:
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
-        answered = "ok" if self.status < 400 else "provider_error"
-        outcome = error.code if error is not None else answered
+        outcome = error.code if error is not None else "ok" if self.status < 400 else "provider_error"
         accepted_at, api = self._ex.accepted_at, self.endpoint.name
         duration_s = d.runtime.loop.time() - accepted_at
         waited_s = self.ticket.waited_s if self.ticket is not None else 0.0

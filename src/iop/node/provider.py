@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
-from iop.errors import Forbidden, InvalidArgument, IopError
+from iop._fast.fields import Fields
+from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
 from iop.net.http.client import Origin, ProviderPool
+from iop.net.http.head import HOP_BY_HOP
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS, Adapter
 from iop.wire import messages as m
@@ -23,8 +24,20 @@ from iop.wire import messages as m
 __all__ = ["Allowance", "ConfigRejected", "Provider", "check_path"]
 
 LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
-# What a field block may not carry: the tunnel frames the request itself, and the node speaks for itself to providers.
-_RESERVED_FIELDS = re.compile(rb"(?im)^(?:content-length|transfer-encoding|host|connection|upgrade|te|trailer)[ \t]*:")
+# What a field block may not carry (TUN-6, TUN-9): the node frames the request and names the host itself, and a client's
+# credentials never leave the edge, so an edge that sends them is not to be trusted with this request.
+_RESERVED_FIELDS = HOP_BY_HOP | {
+    b"content-length",
+    b"host",
+    b"expect",
+    b"authorization",
+    b"x-api-key",
+    b"api-key",
+    b"cookie",
+}
+MAX_FIELDS = 128
+MAX_BODY_BYTES = 1 << 40
+STALL_MS_MAX = 86_400_000  # LIVE-1
 
 
 class ConfigRejected(IopError):
@@ -51,12 +64,10 @@ class Allowance:
 
     def check_origin(self, origin: Origin) -> None:
         """Raises Forbidden unless a tunnel may go there (TUN-7)."""
-        if origin.scheme == "unix":
-            return
         if self.upstreams is None:
-            if not _is_loopback(origin.host):
+            if origin.scheme != "unix" and not _is_loopback(origin.host):
                 raise Forbidden("its base_url is not on loopback; allow it in node.yaml's allow_upstreams")
-        elif (origin.host, origin.port) not in self.upstreams:
+        elif origin.scheme == "unix" or (origin.host, origin.port) not in self.upstreams:
             raise Forbidden("its base_url is not in node.yaml's allow_upstreams")
 
     def credential(self, name: str) -> bytes:
@@ -92,7 +103,8 @@ class Provider:
             raise ConfigRejected(config.id, f"this node has no adapter {config.kind!r}")
         try:
             self.origin = Origin.parse(base_url)
-            allowance.check_origin(self.origin)
+            if not adapter.built_in:
+                allowance.check_origin(self.origin)
             key = allowance.credential(config.api_key_env)
         except IopError as exc:
             raise ConfigRejected(config.id, exc.message) from None
@@ -117,10 +129,18 @@ class Provider:
         if request.method not in self.adapter.methods:
             raise Forbidden("this method is not tunnelled")
         check_path(request.path)
-        if request.query and any(c <= 0x20 or c == 0x7F for c in request.query):
-            raise Forbidden("control characters in the query")
-        if _RESERVED_FIELDS.search(request.header_block):
+        if request.query and any(c <= 0x20 or c >= 0x7F for c in request.query):
+            raise Forbidden("the query has characters that no query has")
+        # Read strictly before it is put on a socket: one odd byte in it could be the end of this request and the start
+        # of another, outside the base URL.
+        fields = Fields()
+        try:
+            fields.read_block(request.header_block, MAX_FIELDS)
+        except HeadError:
+            raise Forbidden("the header block is malformed") from None
+        if not _RESERVED_FIELDS.isdisjoint(fields.first):
             raise Forbidden("the header block carries fields that the node sets itself")
+        self._check_body(request)
         query = b"?" + request.query if request.query else b""
         length = b"" if request.method == b"GET" else b"content-length: %d\r\n" % request.body_bytes
         return b"%b %b%b%b HTTP/1.1\r\n%b%b%b\r\n" % (
@@ -132,6 +152,16 @@ class Provider:
             request.header_block,
             length,
         )
+
+    @staticmethod
+    def _check_body(request: m.ProviderTunnelRequest) -> None:
+        """What is written behind the head is exactly what the head announces. Raises InvalidArgument."""
+        here, announced = len(request.body), request.body_bytes
+        sound = here == 0 < announced <= MAX_BODY_BYTES if request.body_follows else here == announced
+        if not sound or (announced and request.method == b"GET"):
+            raise InvalidArgument("the body is not as long as announced")
+        if request.response_stall_timeout_ms > STALL_MS_MAX or (request.first_response_timeout_ms or 0) > STALL_MS_MAX:
+            raise InvalidArgument(f"a stall timeout is at most {STALL_MS_MAX} ms")
 
     def close(self) -> None:
         self.pool.close()

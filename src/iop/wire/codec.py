@@ -394,6 +394,10 @@ def _check_tunnel(r: m.ProviderTunnelRequest) -> None:
         raise ProtocolError("bad_message", "provider_tunnel_request: a field is missing or beyond its bound")
 
 
+def _check_goodbye(p: Any) -> None:
+    _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
+
+
 def _check_event(p: Any) -> None:
     _need(p.WhichOneof("event") is not None, "event")
 
@@ -404,6 +408,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "node_ready_request": _check_ready,
     "config_refresh_request": lambda p: _check_config(p.config),
     "run_request": _check_execution,
+    "goodbye": _check_goodbye,
+    "config_refresh_response": _check_goodbye,
     "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
     "edge_node_event": _check_event,
 }

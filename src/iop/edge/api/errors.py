@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from iop.edge.api.routes import Shape
-from iop.errors import InvalidRequest, IopError
+from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, from_code
+from iop.wire.messages import ExecutionFailure
 
-__all__ = ["error_body", "error_event", "error_headers"]
+__all__ = ["error_body", "error_event", "error_headers", "error_of"]
 
 # Anthropic names its error types by status; anything else is an api_error.
 _ANTHROPIC_TYPES: dict[int, str] = {
@@ -15,6 +16,7 @@ _ANTHROPIC_TYPES: dict[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -26,10 +28,26 @@ _OPENAI_TYPES: dict[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "invalid_request_error",
+    405: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
 }
+
+
+MAX_REPORT_CHARS = 512
+
+
+def error_of(failure: ExecutionFailure, provider_id: str) -> IopError:
+    """What a client is told of a node's failure: the code's own class, with the provider's id. The node's words are
+    passed on if they are plain ones; what would blame the client is a fault between edge and node (SEC-4, API-5)."""
+    text = failure.message.decode("utf-8", "replace")
+    error = from_code(failure.code.name.lower())
+    if text and text.isprintable() and "://" not in text and len(text) <= MAX_REPORT_CHARS:
+        error = type(error)(text)
+    if error.status < 500:
+        error = InternalError(error.message)
+    return type(error)(f"provider {provider_id}: {error.message}")
 
 
 def _object(error: IopError, shape: Shape, request_id: str) -> dict[str, object]:
@@ -53,6 +71,8 @@ def error_headers(error: IopError) -> bytes:
         block += b"retry-after: %d\r\n" % error.retry_after_s
     if error.status == 401:
         block += b"www-authenticate: Bearer\r\n"
+    if isinstance(error, MethodNotAllowed):
+        block += b"allow: %b\r\n" % error.allow.encode("ascii")
     return block
 
 

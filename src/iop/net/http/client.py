@@ -11,6 +11,7 @@ and a kept one is asked for EOF when it is taken: some servers close right after
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl as ssl_module
 from collections import deque
 from dataclasses import dataclass
@@ -49,16 +50,26 @@ class Origin:
         """Raises InvalidArgument for a URL that names no server; the message does not repeat it."""
         if base_url.startswith("unix:/"):
             socket_path, _, base = base_url[5:].partition(":")
-            return cls("unix", "localhost", 0, base.rstrip("/").encode("ascii", "replace"), socket_path)
+            if not socket_path.isprintable():
+                raise InvalidArgument("a provider's base_url names no socket")
+            return cls("unix", "localhost", 0, _base_path(base), socket_path)
         try:
             parts = urlsplit(base_url)
             port = parts.port
         except ValueError:
             raise InvalidArgument("a provider's base_url is not a URL") from None
-        path = parts.path.rstrip("/").encode("ascii", "replace")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.username
+            or parts.query
+            or parts.fragment
+        ):
             raise InvalidArgument("a provider's base_url must be http://, https:// or unix:/, host and path only")
-        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path)
+        if _HOST.fullmatch(parts.hostname) is None:
+            raise InvalidArgument("a provider's base_url names no host")
+        port = port or (443 if parts.scheme == "https" else 80)
+        return cls(parts.scheme, parts.hostname, port, _base_path(parts.path))
 
     @property
     def host_line(self) -> bytes:
@@ -68,6 +79,17 @@ class Origin:
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return f"host: {host}\r\n".encode() if self.port == default else f"host: {host}:{self.port}\r\n".encode()
+
+
+_HOST = re.compile(r"[A-Za-z0-9._:%-]+")
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*")
+
+
+def _base_path(path: str) -> bytes:
+    """The path that all requests stand under; it is put into request lines as it is."""
+    if _PATH.fullmatch(path) is None:
+        raise InvalidArgument("the path of a provider's base_url has characters that no path has")
+    return path.rstrip("/").encode("ascii")
 
 
 class Call(Protocol):
