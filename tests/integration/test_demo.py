@@ -28,8 +28,8 @@ def demo(*arguments: str, **more: Any) -> Program:
 
 
 def pasted(line: str) -> subprocess.CompletedProcess[str]:
-    """A line as a shell takes it."""
-    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+    """A line as a shell takes it, in a folder that is not the demo's."""
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30, check=False, cwd="/")
 
 
 def alive(pid: int) -> bool:
@@ -93,7 +93,9 @@ def test_the_openai_line_works(lines: list[str]) -> None:
 
 
 def test_the_status_line_works(lines: list[str]) -> None:
-    ran = pasted(the_one(lines, " status "))
+    line = the_one(lines, " status ")
+    assert line.startswith("/")  # the other terminal has a PATH of its own
+    ran = pasted(line)
     assert ran.returncode == 0, ran.stderr
     assert "demo-node  yes  echo" in ran.stdout
 

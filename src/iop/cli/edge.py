@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from iop.cli.program import (
     Usage,
     config_file,
     console_or_json,
-    invoked_as,
     main_of,
     until_eof,
     version,
@@ -108,12 +106,7 @@ def _init(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from iop.edge.demo import run
 
-    return run(
-        arguments.once,
-        log_format=arguments.log_format,
-        edge_command=shlex.quote(invoked_as("iop-edge")),
-        echo=arguments.echo,
-    )
+    return run(arguments.once, log_format=arguments.log_format, echo=arguments.echo)
 
 
 def _status(arguments: argparse.Namespace) -> int:

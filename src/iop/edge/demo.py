@@ -143,7 +143,6 @@ class _Demo:
     provider: Provider
     once: str | None
     log_format: logs.LogFormat
-    edge_command: str
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     node: asyncio.subprocess.Process | None = None
 
@@ -152,17 +151,15 @@ def run(
     once: str | None = None,
     *,
     log_format: logs.LogFormat = "console",
-    edge_command: str = "iop-edge",
     echo: bool = False,
     places: Sequence[Place] = PLACES,
 ) -> int:
     """Runs the demo until SIGINT or SIGTERM, or with ``once`` until that prompt is answered; returns the exit code.
 
-    ``edge_command`` is how the person at the terminal calls iop-edge; ``echo`` takes the echo provider whatever answers
-    at ``places``.
+    ``echo`` takes the echo provider whatever answers at ``places``.
     """
     provider = ECHO if echo else find_provider(places)
-    demo = _Demo(provider, once, log_format, edge_command)
+    demo = _Demo(provider, once, log_format)
     with open(os.devnull, "wb") as nowhere:
         # With --once only the reply is of interest; a failure is told in one line.
         sink = logs.setup(log_format, fd=nowhere.fileno() if once is not None else None)
@@ -316,7 +313,9 @@ def _introduction(demo: _Demo, edge: Edge) -> Iterator[str]:
     # What stands behind the dollar has to work as it stands.
     yield f"  $ {shlex.join(line)}" if find_spec("openai") else f"  (after pip install openai)  {shlex.join(line)}"
     yield "What the edge sees:"
-    yield f"  $ {demo.edge_command} status --admin 127.0.0.1:{edge.admin_port}"
+    # By this interpreter's path: the other terminal is in any folder, and has a PATH of its own.
+    line = [sys.executable, "-m", "iop.cli.edge", "status", "--admin", f"127.0.0.1:{edge.admin_port}"]
+    yield f"  $ {shlex.join(line)}"
 
 
 # ---- one question ---------------------------------------------------------------------------------------------------
