@@ -116,13 +116,17 @@ def _twins(config: EdgeConfig) -> Iterable[Fault]:
 
 def _field_faults(model: type[BaseModel], error: ValidationError) -> Iterable[Fault]:
     # Neither input nor URL: the input may be a secret.
-    for item in error.errors(include_input=False, include_url=False):
+    items = error.errors(include_input=False, include_url=False)
+    inner = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
+    for item in items:
         path = item["loc"]
         match item["type"]:
             case "extra_forbidden":
                 yield Fault(path, _unknown(model, path))
             case "missing":
                 yield Fault(path, "required")
+            case "too_short" if path in inner:
+                pass  # not empty: what it has is at fault, and told
             case "too_short":
                 yield Fault(path, "should not be empty")
             case "string_type":

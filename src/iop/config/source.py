@@ -18,6 +18,7 @@ Lines = dict[Path, int]
 SOURCE_BYTES = 4 << 20
 NODES = 200_000
 DEPTH = 32
+HALF = "holds half a character (a surrogate such as \\ud800 without its pair)"
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<odd>\$\{)")
 
@@ -49,8 +50,10 @@ def read_tree(text: str | bytes, env: Mapping[str, str]) -> tuple[Any, Lines, li
         if "flow" in what:
             what += "; inside { } and [ ] a ${NAME} has to be quoted"
         return None, where, [Fault((), f"not valid YAML: {what}")]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        # ReaderError (bytes that are no UTF-8, control characters), absurd numbers and dates, absurd nesting.
+    except RecursionError:
+        return None, {}, [Fault((), f"nested deeper than {DEPTH}")]
+    except (yaml.YAMLError, ValueError):
+        # ReaderError (bytes that are no UTF-8, control characters), absurd numbers and dates.
         return None, {}, [Fault((), "not valid YAML: not UTF-8 text, or not a plain document")]
     finally:
         if loader is not None:
@@ -83,9 +86,12 @@ class _Walk:
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.visit(item, (*path, index), depth + 1)
-        elif isinstance(node, yaml.ScalarNode) and "${" in node.value and id(node) not in self._filled:
-            self._filled.add(id(node))
-            self._fill(node, path)
+        elif isinstance(node, yaml.ScalarNode):
+            if "${" in node.value and id(node) not in self._filled:
+                self._filled.add(id(node))
+                self._fill(node, path)
+            if not self._make_text(node):
+                self.faults.append(Fault(path, HALF))
 
     def _mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> None:
         first: dict[str, int] = {}
@@ -96,7 +102,10 @@ class _Walk:
                 self.faults.append(Fault(path, "a key is a list or a mapping; keys are words"))
                 self.unusable = True
                 continue
+            whole = self._make_text(key)
             name = key.value
+            if not whole:
+                self.faults.append(Fault((*path, name), HALF))
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"  # 'on' or '1' as a key is that word
                 if name in first:
@@ -106,6 +115,16 @@ class _Walk:
                 first[name] = line
                 self.lines[(*path, name)] = line
             self.visit(value, (*path, name), depth + 1)
+
+    @staticmethod
+    def _make_text(node: yaml.ScalarNode) -> bool:
+        """Joins surrogate pairs, which is how JSON may write a character. Half of one, from ``"\\ud800"`` or a
+        variable's stray byte, is replaced, so that the file's other faults are still found; then the answer is no."""
+        if node.value.isascii():
+            return True
+        units = node.value.encode("utf-16-le", "surrogatepass")
+        node.value = units.decode("utf-16-le", "replace")
+        return bool(node.value.encode("utf-16-le") == units)
 
     def _fill(self, node: yaml.ScalarNode, path: Path) -> None:
         def value(match: re.Match[str]) -> str:

@@ -44,6 +44,45 @@ nodes:
 """
 
 
+@pytest.mark.req("CONF-1")
+def test_half_a_character_is_a_fault_of_its_own_and_hides_no_other() -> None:
+    text = 'edge:\n  id: "\\ud800"\nhttp:\n  nope: 1\n  "a\\udfff": 1\nqueue: {timeout_ms: "${STRAY}"}\n'
+    found = faults(text, {"STRAY": "5\udcff"})
+    assert [line.split(": ")[:2] for line in found] == [
+        ["edge.yaml:2", "edge.id"],
+        ["edge.yaml:4", "http.nope"],
+        ["edge.yaml:5", "http.a\ufffd"],
+        ["edge.yaml:6", "queue.timeout_ms"],
+    ]
+    assert ["half a character" in line for line in found] == [True, False, True, True]
+
+
+def test_a_character_that_json_writes_as_a_pair_is_that_character() -> None:
+    text = NODE + 'models: [{id: "\\ud83d\\ude00", candidates: [{node: gpu-1, provider: p1, target: "\\u00e9"}]}]'
+    model = parse_edge(text, env={}).models[0]
+    assert (model.id, model.candidates[0].target) == ("\U0001f600", "\u00e9")
+
+
+@pytest.mark.req("CONF-1")
+def test_a_bad_candidate_is_not_called_an_absent_one() -> None:
+    found = faults(NODE + "models: [{id: m, candidates: [{node: gpu-1, provider: p1}]}]")
+    one(found, "models[0].candidates[0].target", "required")
+    one(faults("models: [{id: m, candidates: []}]"), "models[0].candidates", "not be empty")
+
+
+@pytest.mark.req("CONF-1")
+def test_a_kind_that_is_refused_is_not_offered() -> None:
+    found = faults(f"nodes: [{{id: n, token_sha256: '{HASH}', providers: [{{id: p, kind: x, base_url: 'http://h'}}]}}]")
+    one(found, "kind", "'vllm'")
+    assert "ollama" not in found[0]
+
+
+@pytest.mark.req("CONF-1")
+@pytest.mark.parametrize("text", ["[" * 5000, "a: " + "[" * 5000 + "]" * 5000, "{a: " * 5000, "[" * 40 + "]" * 40])
+def test_absurd_nesting_is_called_that(text: str) -> None:
+    one(faults(text), "nested deeper than 32")
+
+
 @pytest.mark.req("CONF-3")
 def test_sample_files_load_and_show_the_defaults() -> None:
     edge = load_edge(ROOT / "configs/edge.yaml", env={"IOP_TOKEN_GPU_1": "t"})
