@@ -83,6 +83,13 @@ def test_with_a_list_only_what_is_on_it() -> None:
             allowance.check_origin(Origin.parse(url))
 
 
+@pytest.mark.req("TUN-7")
+def test_no_entry_of_a_list_stands_for_a_unix_socket() -> None:
+    unix = Origin.parse("unix:/run/docker.sock:/v1")
+    with pytest.raises(Forbidden):
+        Allowance(upstreams=[(unix.host, unix.port)]).check_origin(unix)
+
+
 @pytest.mark.req("TUN-6")
 def test_a_credential_needs_the_owners_word_and_a_sound_value() -> None:
     allowance = Allowance(
