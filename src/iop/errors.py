@@ -46,6 +46,7 @@ __all__ = [
     "RouteNotFound",
     "ScanError",
     "ShuttingDown",
+    "TooManySubscribers",
     "Unauthorized",
     "Unavailable",
     "UnknownProvider",
@@ -210,6 +211,13 @@ class QueueTimeout(IopError):
 class Unavailable(IopError):
     code, status, retryable, retry_after_s = "unavailable", 503, True, 5
     text = "no provider of this model is available now"
+
+
+class TooManySubscribers(IopError):
+    """The event bus has as many listeners as it takes (OBS-3)."""
+
+    code, status, retryable, retry_after_s = "too_many_subscribers", 503, True, 5
+    text = "too many listen to the events of this edge; try again when one has left"
 
 
 class ShuttingDown(IopError):

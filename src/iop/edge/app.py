@@ -19,6 +19,7 @@ from iop.net.http.exchange import ServerLimits
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.observability import logs
+from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.pool import Pool
 from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
@@ -81,6 +82,7 @@ class Edge:
         self.runtime = runtime
         self.metrics = EdgeMetrics()
         self.pool = Pool()
+        self.events = EventBus()
         self.http_port = self.node_port = self.admin_port = 0
         self._started_at = runtime.loop.time()
         self._draining = False
@@ -93,6 +95,7 @@ class Edge:
             {p.id: _settings(p) for n in config.nodes for p in n.providers},
             window_bytes=config.transport.stream_window_bytes,
             max_buffered_bytes=config.transport.max_buffered_bytes,
+            events=self.events,
         )
         self.nodes = NodeServer(
             runtime,
@@ -103,6 +106,7 @@ class Edge:
             payloads={n.id: _payload(n) for n in config.nodes},
             max_frame_bytes=config.transport.max_frame_bytes,
             timing=limits.timing_from_environment(),
+            events=self.events,
         )
         self.dispatcher.nodes = self.nodes
         self.front = Front(
@@ -131,7 +135,7 @@ class Edge:
         )
         self.admin: HttpServer | None = None
         if config.admin.listen is not None:
-            admin = Admin(self.metrics, self.status, local_only=config.admin.listen.is_loopback)
+            admin = Admin(runtime, self.metrics, self.status, self.events, local_only=config.admin.listen.is_loopback)
             self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=65536))
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
@@ -243,6 +247,8 @@ class Edge:
         metrics.frames.watch(nodes.link_frames)
         metrics.late_frames.watch(nodes.late_frames)
         metrics.log_lines_dropped.watch(lambda: sink.dropped)
+        metrics.event_subscribers.watch(lambda: self.events.subscribers)
+        metrics.events_lost.watch(lambda: self.events.lost)
 
 
 def _settings(p: ProviderEntry) -> ProviderSettings:

@@ -6,17 +6,19 @@ them behind the rest, as the pool demands; so there is no recursion however long
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iop.errors import ShuttingDown
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S, Timer
-from iop.observability.logs import Sink
+from iop.observability.events import EventBus, RunEnded, RunStarted
+from iop.observability.logs import RequestOutcome, Sink
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.lease import Action, Actions, Granted, Refused
+from iop.pool.lease import Action, Actions, Granted, Lease, Refused
 from iop.pool.pool import Pool
 from iop.wire import limits
 
@@ -51,6 +53,7 @@ class Dispatcher:
         *,
         window_bytes: int = limits.STREAM_WINDOW_BYTES,
         max_buffered_bytes: int = 268_435_456,
+        events: EventBus | None = None,
     ) -> None:
         self.runtime = runtime
         self.pool = pool
@@ -60,6 +63,10 @@ class Dispatcher:
         self.window_bytes = window_bytes
         self.max_buffered_bytes = max_buffered_bytes
         self.live: set[ClientRequest] = set()
+        self.events = events or EventBus()
+        self.events.on_watched = self._on_watched
+        self.watched = False  # somebody listens to the bus
+        self.outcome: Callable[[RequestOutcome], None] = sink.outcome  # takes each request's record, at its end
         self._todo: deque[Action] = deque()
         self._performing = False
         self._queue_timer: Timer | None = None
@@ -90,6 +97,28 @@ class Dispatcher:
                     request.revoked(action.lease, action.error)
         finally:
             self._performing = False
+
+    # ---- what is told (OBS-3) ----------------------------------------------------------------------------------------
+
+    def _on_watched(self, watched: bool) -> None:
+        # Swapped rather than asked for at each request: without a listener the bus costs the end of a request nothing.
+        self.watched = watched
+        self.outcome = self._tell_outcome if watched else self.sink.outcome
+
+    def run_started(self, request: ClientRequest, lease: Lease) -> None:
+        """A request has left for its provider. Called while somebody listens only."""
+        self.events.publish(
+            RunStarted(
+                time.time(), request.request_id, request.endpoint.name, request.group_id, lease.node_id,
+                lease.provider_id, request.attempts, request.intake.streaming,
+            )
+        )  # fmt: skip
+
+    def _tell_outcome(self, record: RequestOutcome) -> None:
+        self.sink.outcome(record)
+        self.events.publish(RunEnded(**{name: getattr(record, name) for name in RunEnded.__struct_fields__}))
+
+    # ---- the queue's clock -------------------------------------------------------------------------------------------
 
     def watch_queue(self) -> None:
         """Somebody waits: see to it that the queue's clock is looked at in time (POOL-6)."""

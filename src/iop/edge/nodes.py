@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
 from iop.net.link import Link
 from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.observability.events import EVENTS, EventBus, NodeChanged
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.lease import Actions
 from iop.pool.pool import Pool
@@ -66,6 +68,8 @@ class NodeLink:
 
     def _log(self, level: int, event: str, **fields: Any) -> None:
         log.log(level, event, extra={"fields": {"node": self.node_id or "?", "peer": self.link.peer, **fields}})
+        if event in EVENTS and self.server.events.watched:
+            self.server.events.publish(NodeChanged(event, time.time(), self.node_id, fields.get("reason", "")))
 
     # ---- link and session --------------------------------------------------------------------------------------------
 
@@ -260,8 +264,10 @@ class NodeServer:
         payloads: Mapping[str, m.NodeConfigPayload],
         max_frame_bytes: int = limits.MAX_FRAME_BYTES,
         timing: limits.Timing = limits.TIMING,
+        events: EventBus | None = None,
     ) -> None:
         self.runtime = runtime
+        self.events = events or EventBus()
         self.pool = pool
         self.metrics = metrics
         self.perform = perform

@@ -243,6 +243,8 @@ class ClientRequest:
         session.mux.send(frame, stream, True)
         if not inline:
             stream.send_body(pieces)
+        if d.watched:
+            d.run_started(self, lease)
 
     # ---- the stream's callbacks --------------------------------------------------------------------------------------
 
@@ -473,7 +475,7 @@ class ClientRequest:
             for kind, count in zip(TOKEN_KINDS, usage, strict=True):
                 if count:
                     metrics.tokens[kind].value += count
-        d.sink.outcome(
+        d.outcome(
             # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
             RequestOutcome(
                 time.time(),

@@ -297,6 +297,8 @@ class EdgeMetrics(Metrics):
         self.late_frames = self._watched("late_frames", "Frames for streams that had ended, dropped.")
         self.protocol_errors = self._counter("protocol_errors", "Connections closed for a broken rule.", reason=_OPEN)
         self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
+        self.event_subscribers = self._gauge("event_subscribers", "Listeners of the event bus.")
+        self.events_lost = self._watched("events_lost", "Events that listeners were too slow for.")
 
 
 class NodeMetrics(Metrics):
