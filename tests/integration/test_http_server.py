@@ -33,17 +33,17 @@ class Recorder:
             self.fail(ex, self.refuse)
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        pass
+        ex.context = (ex.context or b"") + piece
 
     def request_complete(self, ex: Exchange) -> None:
-        self.seen.append((ex.head.path, b"".join(ex.pieces)))
+        self.seen.append((ex.head.path, ex.context or b""))
         if self.hold:
             self.waiting.append(ex)
         else:
             self.answer(ex)
 
     def answer(self, ex: Exchange) -> None:
-        ex.respond(200, b"x-path: %b\r\n" % ex.head.path, b"".join(ex.pieces))
+        ex.respond(200, b"x-path: %b\r\n" % ex.head.path, ex.context or b"")
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
         self.gone.append(reason)

@@ -56,6 +56,7 @@ class Dispatcher:
         events: EventBus | None = None,
     ) -> None:
         self.runtime = runtime
+        self.wheel = runtime.wheel
         self.pool = pool
         self.metrics = metrics
         self.sink = sink

@@ -200,14 +200,15 @@ class Front:
         raise Unauthorized
 
 
+@functools.lru_cache(maxsize=64)  # an edge is known by few names, and hears one with every request
 def require_local(host: bytes, origin: bytes | None) -> None:
+    """Raises Forbidden unless both name this very machine (DNS rebinding, see :class:`Access`)."""
     if host and _hostname(host) not in _LOOPBACK_NAMES:
         raise Forbidden("without API keys only loopback host names are served; set http.api_keys or allow_anonymous")
     if origin is not None and _hostname(origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
         raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
 
 
-@functools.lru_cache(maxsize=64)
 def _hostname(authority: bytes) -> bytes:
     if authority.startswith(b"["):
         return authority.partition(b"]")[0].lower() + b"]"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from iop._fast.body import filter_headers
 from iop._fast.fields import Fields
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
 from iop.errors import HeadError
-from iop.net.http.head import HOP_BY_HOP, RequestHead, hop_by_hop
+from iop.net.http.head import HOP_BY_HOP, RequestHead
 
 __all__ = ["ProviderAnswer", "frame_answer", "read_answer", "to_provider"]
 
@@ -46,9 +47,8 @@ def to_provider(head: RequestHead, *, encoded: bool, streaming: bool) -> bytes:
     """The field lines that go on to a provider. A body that was inflated loses its content-encoding (``encoded`` is
     false then), and a streaming request asks for a plain answer, so that its events can be seen (TUN-2)."""
     drop = _TO_PROVIDER if encoded else _TO_PROVIDER_INFLATED
-    listed = hop_by_hop(head.fields)
-    if listed is not HOP_BY_HOP:
-        drop |= listed
+    if head.hop_by_hop is not HOP_BY_HOP:
+        drop |= head.hop_by_hop
     block = filter_headers(head.fields.items, drop, _TO_PROVIDER_PREFIXES)
     accepted = b"identity" if streaming else head.get(b"accept-encoding")
     return block if accepted is None else b"%baccept-encoding: %b\r\n" % (block, accepted)
@@ -63,6 +63,7 @@ class ProviderAnswer(NamedTuple):
     block: bytes
 
 
+@functools.lru_cache(maxsize=64)  # a server says the same to all its streams, for a second at least (Date)
 def read_answer(header_block: bytes) -> ProviderAnswer:
     """Raises HeadError or HeadTooLarge for a block that must not go on: malformed, or with a length that is not one
     number, which the node's own client would have refused."""

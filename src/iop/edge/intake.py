@@ -28,7 +28,18 @@ _CODINGS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 class Intake:
     """One request body. Feed it the pieces in order, then ``finish``; then ask."""
 
-    __slots__ = ("_inflater", "_limit_bytes", "_plain", "_raw", "_scanner", "client_request_id", "received_bytes")
+    __slots__ = (
+        "_inflater",
+        "_limit_bytes",
+        "_plain",
+        "_raw",
+        "_scanner",
+        "client_request_id",
+        "estimated_tokens",
+        "model",
+        "received_bytes",
+        "streaming",
+    )
 
     def __init__(self, head: RequestHead, max_body_bytes: int) -> None:
         self._scanner = RequestScanner()
@@ -37,6 +48,9 @@ class Intake:
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
         self.received_bytes = 0
+        self.model = ""  # this and the next two are known once `finish` has returned
+        self.streaming = False
+        self.estimated_tokens = 0
         first = head.fields.first
         own_id = first.get(b"x-request-id")
         self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
@@ -78,20 +92,11 @@ class Intake:
         compression is cut short."""
         if self._inflater is not None and not self._inflater.eof:
             raise InvalidRequest("the compressed body is cut short")
-        self._scanner.finish()
-
-    @property
-    def model(self) -> str:
-        """Known once ``finish`` has returned."""
-        return self._scanner.model or ""
-
-    @property
-    def streaming(self) -> bool:
-        return self._scanner.stream is True
-
-    @property
-    def estimated_tokens(self) -> int:
-        return self._scanner.estimated_tokens
+        scanner = self._scanner
+        scanner.finish()
+        self.model = scanner.model or ""
+        self.streaming = scanner.stream is True
+        self.estimated_tokens = scanner.estimated_tokens
 
     def replayable(self, *, stores_by_default: bool) -> bool:
         """Whether sending this request a second time does what sending it once does (API-8)."""
@@ -103,7 +108,7 @@ class Intake:
     def body_for(self, target: str) -> tuple[list[bytes], int, bool]:
         """The body with the model replaced by ``target``: pieces, their total size, and whether they are still in the
         client's content-encoding."""
-        if self._inflater is not None and self._scanner.model == target:
+        if self._inflater is not None and self.model == target:
             return self._raw, self.received_bytes, True
         span = self._scanner.model_span
         assert span is not None, "body_for before finish"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -11,8 +11,7 @@ __all__ = ["Usage", "read_usage"]
 _MAX_TOKENS = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one execution; None means that the provider did not say."""
 
     input_tokens: int | None = None
@@ -50,6 +49,48 @@ def read_usage(raw: bytes | None) -> Usage:
     if not raw:
         return _NOTHING
     try:
+        u = _DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _read_odd(raw)
+    received = u.input_tokens_details or u.prompt_tokens_details or _NO_DETAILS
+    sent = u.output_tokens_details or u.completion_tokens_details or _NO_DETAILS
+    return Usage(
+        u.input_tokens if u.input_tokens is not None else u.prompt_tokens,
+        u.output_tokens if u.output_tokens is not None else u.completion_tokens,
+        sent.reasoning_tokens,
+        u.cache_read_input_tokens if u.cache_read_input_tokens is not None else received.cached_tokens,
+    )
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKENS)] | None
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: _Count = None
+    reasoning_tokens: _Count = None
+
+
+class _Reported(msgspec.Struct, gc=False):
+    """All shapes at once, as honest providers send them."""
+
+    input_tokens: _Count = None
+    prompt_tokens: _Count = None
+    output_tokens: _Count = None
+    completion_tokens: _Count = None
+    cache_read_input_tokens: _Count = None
+    input_tokens_details: _Details | None = None
+    prompt_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Reported)
+_NO_DETAILS = _Details()
+
+
+def _read_odd(raw: bytes) -> Usage:
+    """The same for an object with members that are something else than they should be: the others still count."""
+    try:
         document = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _NOTHING
@@ -66,11 +107,8 @@ def read_usage(raw: bytes | None) -> Usage:
     )
 
 
-_NO_DETAILS: dict[str, object] = {}
-
-
 def _details(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else _NO_DETAILS
+    return value if isinstance(value, dict) else {}
 
 
 def _first_count(*values: object) -> int | None:

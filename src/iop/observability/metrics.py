@@ -97,19 +97,23 @@ class _Family:
         self._allowed = tuple(frozenset(values) for values in labels.values())
 
     def checked(self, values: str | Labels, known: Mapping[Labels, object]) -> Labels:
-        """The label values of a series that does not exist yet; raises :class:`ValueError` outside the closed sets."""
+        """The label values of a series; raises :class:`ValueError` outside the closed sets."""
         values = (values,) if isinstance(values, str) else values
         if len(values) != len(self._allowed):
             raise ValueError(f"{self.name} has the labels {self.labels}")
         if any(allowed and value not in allowed for value, allowed in zip(values, self._allowed, strict=True)):
             raise ValueError(f"{self.name}: {values} is outside the closed set of its labels")
-        if len(known) >= REASONS_MAX and not all(self._allowed):
+        if len(known) >= REASONS_MAX and values not in known and not all(self._allowed):
             return tuple(v if allowed else "other" for v, allowed in zip(values, self._allowed, strict=True))
         return values
 
 
-class Counter(_Family):
-    """Integers that only grow, one :class:`Cell` per combination of labels, made when it is first asked for."""
+class Counter(_Family, dict[str | Labels, Cell]):
+    """Integers that only grow, one :class:`Cell` per combination of labels, made when it is first asked for:
+    ``counter["chat", "ok"]``, ``counter["in"]``, ``counter[()]`` without labels.
+
+    A dict itself, so that finding a cell that exists runs no Python code: requests do it several times each.
+    """
 
     kind = "counter"
 
@@ -117,12 +121,12 @@ class Counter(_Family):
         super().__init__(name, text, labels)
         self._cells: dict[Labels, Cell] = {} if labels else {(): Cell()}
 
-    def __getitem__(self, values: str | Labels) -> Cell:
-        """The cell of one combination: ``counter["chat", "ok"]``, ``counter["in"]``, ``counter[()]`` without labels."""
+    def __missing__(self, values: str | Labels) -> Cell:
         key = (values,) if isinstance(values, str) else values
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells.setdefault(self.checked(key, self._cells), Cell())
+        series = self.checked(key, self._cells)
+        cell = self._cells.setdefault(series, Cell())
+        if series == key:  # what was lumped into 'other' is not kept: those names have no bound
+            self[values] = cell
         return cell
 
     def add(self, amount: float = 1) -> None:
@@ -134,8 +138,8 @@ class Counter(_Family):
             yield labels, cell.value
 
 
-class Histogram(_Family):
-    """Distribution over fixed buckets."""
+class Histogram(_Family, dict[str | Labels, HistogramCell]):
+    """Distribution over fixed buckets, with its cells as :class:`Counter` has them."""
 
     kind = "histogram"
 
@@ -146,11 +150,12 @@ class Histogram(_Family):
         self.bounds = bounds
         self._cells: dict[Labels, HistogramCell] = {} if labels else {(): HistogramCell(bounds)}
 
-    def __getitem__(self, values: str | Labels) -> HistogramCell:
+    def __missing__(self, values: str | Labels) -> HistogramCell:
         key = (values,) if isinstance(values, str) else values
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells.setdefault(self.checked(key, self._cells), HistogramCell(self.bounds))
+        series = self.checked(key, self._cells)
+        cell = self._cells.setdefault(series, HistogramCell(self.bounds))
+        if series == key:
+            self[values] = cell
         return cell
 
     def observe(self, value: float) -> None:

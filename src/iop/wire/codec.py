@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from iop.errors import ProtocolError
@@ -55,7 +56,7 @@ _NAME_OF: dict[type[Any], str] = {cls: name for name, cls in _PAYLOADS.items()}
 @dataclass(slots=True)
 class _Field:
     name: str
-    message: type[Any] | None  # nested dataclass
+    message: type[Any] | None  # nested message
     enum: type[IntEnum] | None
     repeated: bool
     optional: bool  # absent is None
@@ -63,9 +64,8 @@ class _Field:
 
 def _describe(cls: type[Any]) -> list[_Field]:
     out = []
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):
-        kind = hints[f.name]
+    for name, hint in typing.get_type_hints(cls).items():
+        kind = hint
         optional = repeated = False
         if isinstance(kind, types.UnionType):
             (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
@@ -75,8 +75,10 @@ def _describe(cls: type[Any]) -> list[_Field]:
             repeated = True
         out.append(
             _Field(
-                f.name,
-                kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None,
+                name,
+                kind
+                if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct))
+                else None,
                 kind if isinstance(kind, type) and issubclass(kind, IntEnum) else None,
                 repeated,
                 optional,
@@ -173,7 +175,8 @@ def _encode_tunnel_request(r: m.ProviderTunnelRequest) -> bytes:
     request.response_stall_timeout_ms = r.response_stall_timeout_ms
     lease, binding = r.lease, request.lease
     binding.lease_id = lease.lease_id
-    binding.long = lease.long
+    if lease.long:
+        binding.long = True
     binding.attempt = lease.attempt
     if lease.credential_envelope:
         binding.credential_envelope = lease.credential_envelope
@@ -186,9 +189,11 @@ def _encode_tunnel_request(r: m.ProviderTunnelRequest) -> bytes:
     request.body_bytes = r.body_bytes
     if r.session_id:
         request.session_id = r.session_id
-    request.body_follows = r.body_follows
-    request.dialect = cast("Any", r.dialect)
-    request.streaming = r.streaming
+    if r.body_follows:
+        request.body_follows = True
+    request.dialect = r.dialect  # type: ignore[assignment]
+    if r.streaming:
+        request.streaming = True
     if r.first_response_timeout_ms is not None:
         request.first_response_timeout_ms = r.first_response_timeout_ms
     data = request.SerializeToString()
@@ -398,6 +403,25 @@ def _check_goodbye(p: Any) -> None:
     _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
 
 
+def _check_command(p: Any) -> None:
+    _need(p.command_id > 0, "command_id")
+    for name in ("provider_id", "adapter", "target"):
+        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
+    _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
+
+
+def _check_command_response(p: Any) -> None:
+    _need(p.command_id > 0, "command_id")
+    for name in ("provider_id", "adapter", "target"):
+        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _need(len(p.message) <= limits.MAX_MESSAGE_BYTES, "message")
+    _need(len(p.result) <= limits.MAX_COMMAND_RESULT_BYTES, "result")
+    _need(len(p.transports) <= limits.MAX_PROVIDERS, "transports")
+    for transport in p.transports:
+        _name(transport.provider_id, "transports.provider_id")
+
+
 def _check_event(p: Any) -> None:
     _need(p.WhichOneof("event") is not None, "event")
 
@@ -412,4 +436,6 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "config_refresh_response": _check_goodbye,
     "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
     "edge_node_event": _check_event,
+    "node_command_request": _check_command,
+    "node_command_response": _check_command_response,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import typing
 from typing import Any
@@ -47,8 +46,11 @@ EVERY: list[m.Message] = [
         4, "r", "ollama", "p", "t", 1, 2, 3, LEASE, b"{}", 2, b"{}", False, True, b"s", first_response_timeout_ms=5
     ),
     m.CancelRequest(4, "r", m.CancelReason.CLIENT_IDLE),
-    m.NodeCommandRequest(2**63, m.NodeCommand.OLLAMA_API, "p", "ollama", "t", 1000, True, b"/api/tags"),
-    m.NodeCommandResponse(1, m.ErrorCode.UNSUPPORTED_COMMAND, "p", "a", "t", m.ProviderHealth.AVAILABLE, 3, b"\xff"),
+    m.NodeCommandRequest(2**63, m.NodeCommand.OLLAMA_API, "p", "ollama", "t", 1000, True, b"/api/show", b"{}"),
+    m.NodeCommandResponse(
+        1, m.ErrorCode.UNSUPPORTED_COMMAND, "p", "a", "t", m.ProviderHealth.AVAILABLE, 3, b"\xff", 404, b"why",
+        [m.ProviderTransport("p", 1, 2, 3, True, 0, None, True), m.ProviderTransport("q")],
+    ),
     m.ConfigRefreshRequest(m.NodeConfigPayload("n", 2)),
     m.ConfigRefreshResponse(2, False, "config_rejected", "p"),
 ]  # fmt: skip
@@ -80,17 +82,17 @@ def test_tunnel_requests_of_every_shape() -> None:
     assert isinstance(base, m.ProviderTunnelRequest)
     for _ in range(300):
         values = {}
-        for f in dataclasses.fields(m.ProviderTunnelRequest):
-            value = getattr(base, f.name)
-            if RNG.random() < 0.4 and f.name not in _REQUIRED:
+        for name in m.ProviderTunnelRequest.__struct_fields__:
+            value = getattr(base, name)
+            if RNG.random() < 0.4 and name not in _REQUIRED:
                 value = {int: 0, str: "", bytes: b"", bool: False}.get(type(value), value)
             elif isinstance(value, bool):
                 value = RNG.random() < 0.5
             elif type(value) is int:
                 value = RNG.choice([1, 127, 128, 2**31 - 1])
             elif type(value) is bytes:
-                value = RNG.randbytes(RNG.choice([1, 30, 127, 128, 5000]))[: 32 if f.name == "method" else None]
-            values[f.name] = value
+                value = RNG.randbytes(RNG.choice([1, 30, 127, 128, 5000]))[: 32 if name == "method" else None]
+            values[name] = value
         if RNG.random() < 0.3:
             values["first_response_timeout_ms"] = None
         if RNG.random() < 0.3:

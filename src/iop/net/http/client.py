@@ -247,7 +247,7 @@ class Connection(ProviderSocket, asyncio.Protocol):
                 offset += used
                 if block is None:
                     return
-                head = parse_response(block, head_request=self._head_request)
+                head = parse_response(block, self._head_request)
                 if head.status < 200:
                     self._interim += 1
                     if self._interim > MAX_INTERIM:

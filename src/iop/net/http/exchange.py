@@ -48,7 +48,8 @@ class App(Protocol):
         """A whole head. May answer at once; the body is then discarded. Otherwise the body follows."""
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        """A piece of the body as it arrives, already kept in ``ex.pieces``. May answer at once, too."""
+        """A piece of the body as it arrives, decoded. Keeping it is the app's business, which says so with
+        :meth:`Exchange.release_body` when it no longer does. May answer at once, too."""
 
     def request_complete(self, ex: Exchange) -> None:
         """The whole request is here."""
@@ -64,39 +65,33 @@ class App(Protocol):
 class Exchange:
     """One request and its response.
 
-    ``pieces`` is the body (decoded, in order); drop it with :meth:`release_body` when it is no longer needed. Answer
-    with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`. ``context`` is
-    the app's. Exactly one of finish, cut and client_gone ends an exchange.
+    Answer with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`.
+    ``context`` is the app's, ``buffered_bytes`` what it was handed of the body and holds. Exactly one of finish, cut
+    and client_gone ends an exchange.
     """
 
     __slots__ = (
-        "_buffered",
         "_connection",
         "accepted_at",
         "answered",
+        "buffered_bytes",
         "context",
         "done",
         "head",
         "keep_alive",
-        "pieces",
         "writer",
     )
 
     def __init__(self, connection: HttpConnection, head: RequestHead, accepted_at: float) -> None:
         self._connection = connection
-        self._buffered = 0
+        self.buffered_bytes = 0
         self.head = head
         self.accepted_at = accepted_at
         self.keep_alive = head.keep_alive
         self.writer: Writer = connection.writer
-        self.pieces: list[bytes] = []
         self.context: Any = None
         self.answered = False
         self.done = False
-
-    @property
-    def body_bytes(self) -> int:
-        return sum(map(len, self.pieces))
 
     @property
     def peer(self) -> str:
@@ -127,7 +122,8 @@ class Exchange:
         if self.done:
             return
         self.done = self.answered = True
-        self.release_body()
+        if self.buffered_bytes:
+            self.release_body()
         self._connection.response_done(self.keep_alive and keep_alive)
 
     def cut(self, *, reset: bool) -> None:
@@ -140,12 +136,6 @@ class Exchange:
         self._connection.close(reset=reset)
 
     def release_body(self) -> None:
-        self._connection.server.stats.buffered_body_bytes -= self._buffered
-        self._buffered = 0
-        self.pieces = []
-
-    def keep(self, piece: bytes) -> None:
-        """Adds a piece to the body; whether it may still grow is the connection's business."""
-        self._buffered += len(piece)
-        self._connection.server.stats.buffered_body_bytes += len(piece)
-        self.pieces.append(piece)
+        """The body is no longer in memory: it does not count against ``max_buffered_body_bytes`` any more."""
+        self._connection.server.stats.buffered_body_bytes -= self.buffered_bytes
+        self.buffered_bytes = 0

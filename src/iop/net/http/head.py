@@ -13,11 +13,11 @@ from ipaddress import IPv6Address
 
 import httptools
 
-from iop._fast.body import FRAMING_CHUNKED, FRAMING_EOF, FRAMING_LENGTH, FRAMING_NONE
+from iop._fast.body import FRAMING_CHUNKED, FRAMING_EOF, FRAMING_LENGTH, FRAMING_NONE, filter_headers
 from iop._fast.fields import Fields
 from iop.errors import HeadError, HeadTooLarge
 
-__all__ = ["HOP_BY_HOP", "REASONS", "RequestHead", "ResponseHead", "hop_by_hop", "parse_request", "parse_response"]
+__all__ = ["HOP_BY_HOP", "REASONS", "RequestHead", "ResponseHead", "parse_request", "parse_response"]
 
 MAX_FIELDS = 128
 MAX_TARGET_BYTES = 8192
@@ -50,6 +50,7 @@ class RequestHead:
         "expect_continue",
         "fields",
         "framing",
+        "hop_by_hop",
         "host",
         "http10",
         "keep_alive",
@@ -64,6 +65,7 @@ class RequestHead:
     path: bytes
     query: bytes
     fields: Fields
+    hop_by_hop: frozenset[bytes]
     host: bytes
     http10: bool
     keep_alive: bool
@@ -77,12 +79,26 @@ class RequestHead:
 
 
 class ResponseHead:
-    """One response head. ``framing`` says how the body that follows is delimited."""
+    """One response head; read-only, since equal heads may be one object. ``framing`` says how the body that follows is
+    delimited, ``end_to_end`` is the field lines that go on past this hop, ``media_type`` the content-type without
+    parameters, in lower case, and empty for a body in a content-coding that is not identity."""
 
-    __slots__ = ("content_length", "fields", "framing", "keep_alive", "status")
+    __slots__ = (
+        "content_length",
+        "end_to_end",
+        "fields",
+        "framing",
+        "hop_by_hop",
+        "keep_alive",
+        "media_type",
+        "status",
+    )
 
     status: int
     fields: Fields
+    hop_by_hop: frozenset[bytes]
+    end_to_end: bytes
+    media_type: bytes
     keep_alive: bool
     framing: int
     content_length: int
@@ -120,15 +136,12 @@ _NOTHING: frozenset[bytes] = frozenset()
 _HARMLESS = frozenset({b"keep-alive", b"close", b""})
 
 
-def _keeps_alive(fields: Fields, http10: bool) -> bool:
+def _end_of_hop(head: RequestHead | ResponseHead, fields: Fields, http10: bool) -> None:
+    """What Connection says: whether the connection stays, and which fields end at this hop, the standard ones and those
+    that it lists (TUN-2)."""
     tokens = _connection_tokens(fields)
-    return b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
-
-
-def hop_by_hop(fields: Fields) -> frozenset[bytes]:
-    """The fields that end at this hop: the standard ones and those that Connection lists (TUN-2)."""
-    tokens = _connection_tokens(fields)
-    return HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
+    head.keep_alive = b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
+    head.hop_by_hop = HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
 
 
 def parse_request(head: bytes) -> RequestHead:
@@ -163,7 +176,7 @@ def parse_request(head: bytes) -> RequestHead:
     _frame_request(request, fields)
     request.host = _host(fields, http10)
     request.path, _, request.query = _origin_form(target, request.host).partition(b"?")
-    request.keep_alive = _keeps_alive(fields, http10)
+    _end_of_hop(request, fields, http10)
     request.expect_continue = False
     expect = fields.first.get(b"expect")
     if expect is not None and not http10:
@@ -225,7 +238,8 @@ def _origin_form(target: bytes, host: bytes) -> bytes:
     raise HeadError("the request target must be a path")
 
 
-def parse_response(head: bytes, *, head_request: bool = False) -> ResponseHead:
+@functools.lru_cache(maxsize=64)  # a server opens all its streams with the same bytes, for a second at least (Date)
+def parse_response(head: bytes, head_request: bool = False) -> ResponseHead:
     """The head of one response. 1xx has FRAMING_NONE: the caller skips it. Raises HeadError or HeadTooLarge."""
     version = head[:9]
     if version not in (b"HTTP/1.1 ", b"HTTP/1.0 "):
@@ -248,7 +262,11 @@ def parse_response(head: bytes, *, head_request: bool = False) -> ResponseHead:
         raise HeadError("the response status is outside 100 to 599, or switches protocols")
     response.fields = fields
     http10 = version == b"HTTP/1.0 "
-    response.keep_alive = _keeps_alive(fields, http10)
+    _end_of_hop(response, fields, http10)
+    response.end_to_end = filter_headers(fields.items, response.hop_by_hop, ())
+    plain = fields.first.get(b"content-encoding", b"identity").lower() == b"identity"
+    kind = fields.first.get(b"content-type", b"") if plain else b""
+    response.media_type = kind.partition(b";")[0].strip().lower()
     response.content_length = 0
     chunked, lengthy = b"transfer-encoding" in fields.first, b"content-length" in fields.first
     if chunked and (lengthy or http10 or not _is_chunked(fields)):

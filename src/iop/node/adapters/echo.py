@@ -49,10 +49,10 @@ class EchoServer:
     # ---- the App protocol --------------------------------------------------------------------------------------------
 
     def head_received(self, ex: Exchange) -> None:
-        """Everything waits for the body."""
+        ex.context = []
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        """Bodies are small here and read whole."""
+        ex.context.append(piece)
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """The next word finds the exchange done."""
@@ -73,7 +73,8 @@ class EchoServer:
             return
         kind = _KINDS.get(path)
         try:
-            request = json.loads(b"".join(ex.pieces))
+            request = json.loads(b"".join(ex.context))
+            ex.context = None
             if kind is None or not isinstance(request, dict):
                 raise ValueError
         except ValueError:
