@@ -71,10 +71,25 @@ class MProvider:
     removed: bool = False
     lingering: int = 0
     last_used: int = 0
+    backend: object = ()  # that the node calls
+    there: bool = True  # the node has it
+    awaited: bool = False  # the node may be about to have it, or another backend for it
 
     def candidate(self, long: bool) -> bool:
         up = self.generation and not (self.draining or self.lowered or self.removed)
-        return bool(up and self.spec.enabled and self.capacity > 0 and (self.long_capacity > 0 or not long))
+        up = up and self.spec.enabled and (self.there or self.awaited)
+        return bool(up and self.capacity > 0 and (self.long_capacity > 0 or not long))
+
+    @property
+    def room(self) -> int:
+        """The capacity that counts now."""
+        return self.capacity if self.there and not self.awaited else 0
+
+    def take_all(self) -> None:
+        """The node has what is configured."""
+        longs = self.spec.capacity if self.spec.long_capacity is None else self.spec.long_capacity
+        self.capacity, self.long_capacity = self.spec.capacity, min(longs, self.spec.capacity)
+        self.backend, self.there, self.awaited = self.spec.backend, True, False
 
 
 @dataclass
@@ -122,7 +137,7 @@ class Model:
 
     def fits(self, provider: MProvider, long: bool) -> bool:
         longs = sum(1 for h in self.holders if h.provider is provider and h.long)
-        return self.busy(provider) < provider.capacity and not (long and longs >= provider.long_capacity)
+        return self.busy(provider) < provider.room and not (long and longs >= provider.long_capacity)
 
     def grant(self, entry: MTicket) -> tuple[str, str, str, str] | None:
         free, _ = self.choices(entry.ticket)
@@ -254,7 +269,7 @@ class World:
             row = rows[key]
             assert (row["in_use"], row["lingering"]) == (outstanding, provider.lingering)
             assert row["long_in_use"] == sum(1 for h in model.holders if h.provider is provider and h.long)
-            shown = max(0, provider.capacity - provider.lingering) if provider.generation else 0
+            shown = max(0, provider.room - provider.lingering) if provider.generation else 0
             assert row["capacity"] == shown
             assert (row["health"] == "offline") == (provider.generation == 0)
             free = max(0, provider.capacity - outstanding - provider.lingering)
@@ -462,6 +477,7 @@ class World:
                 expected.append(("revoked", entry.ticket.request_id, provider.spec.provider_id))
             provider.generation = provider.lingering = 0
             provider.draining = provider.lowered = False
+            provider.take_all()
         model.forget_removed()
         expected += model.settle()
         loss = self.pool.lost(node_id, session.generation, self.now)
@@ -478,6 +494,7 @@ class World:
         assert self.pool.ready(node_id, generation, {"p1": 2}, self.now).outcome is ReadyOutcome.STALE
         assert not self.pool.drain(node_id, generation, self.now)
         assert not self.pool.applied(node_id, generation, self.now)
+        assert not self.pool.refused(node_id, generation, self.now)
         for provider_id in ("p1", "p2", "p3", "p4"):
             assert not self.pool.call_closed(node_id, generation, provider_id, self.now)
             assert not self.pool.set_overlay(node_id, generation, provider_id, True, self.now)
@@ -593,6 +610,7 @@ class World:
             for key, provider in self.model.providers.items():
                 if provider.spec.node_id == session.node_id:
                     provider.generation, provider.lingering = generation, held.get(key, 0)
+                    provider.take_all()
             expected = self.model.settle()
         readiness = self.pool.ready(session.node_id, session.generation, held, self.now)
         first = state == "pending"
@@ -601,7 +619,9 @@ class World:
 
     # -- configuration
 
-    def refresh(self, providers: list[ProviderSpec], groups: list[GroupSpec]) -> None:
+    def refresh(
+        self, providers: list[ProviderSpec], groups: list[GroupSpec], acked: frozenset[str] = frozenset()
+    ) -> None:
         model = self.model
         known = {p.provider_id for p in providers}
         model.groups = {
@@ -611,10 +631,21 @@ class World:
             long_capacity = spec.capacity if spec.long_capacity is None else spec.long_capacity
             provider = model.providers.get(spec.provider_id)
             if provider is None:
-                model.providers[spec.provider_id] = MProvider(spec, spec.capacity, long_capacity)
+                provider = model.providers[spec.provider_id] = MProvider(spec, spec.capacity, long_capacity)
+                provider.backend = spec.backend
+                generation, state = model.owners.get(spec.node_id, (0, ""))
+                if state in ("ready", "draining"):
+                    provider.generation, provider.draining = generation, state == "draining"
+                    provider.there, provider.awaited = False, True
                 continue
+            if not provider.generation or spec.node_id in acked:
+                provider.spec, provider.removed = spec, False
+                provider.take_all()
+                continue
+            provider.there = provider.there and not provider.removed and provider.spec.enabled
+            provider.awaited = provider.awaited or not provider.there or spec.backend != provider.backend
             provider.spec, provider.removed = spec, False
-            lower: Callable[[int, int], int] = min if provider.generation else lambda new, _: new
+            lower: Callable[[int, int], int] = min if provider.there else lambda new, _: new
             provider.capacity = lower(spec.capacity, provider.capacity)
             provider.long_capacity = lower(min(long_capacity, spec.capacity), provider.long_capacity)
         for key, provider in model.providers.items():
@@ -630,17 +661,45 @@ class World:
                 groups=list(model.groups.values()),
                 limits=LIMITS,
                 now=self.now,
+                acked=acked,
             ),
             expected,
         )
 
     def change_config(self, capacity: int, enabled: int, without: int) -> None:
         providers = [
-            replace(p, capacity=max(1, p.capacity - (capacity >> i & 1)), enabled=not enabled >> i & 1)
+            replace(
+                p,
+                capacity=max(1, p.capacity - (capacity >> i & 1)),
+                enabled=not enabled >> i & 1,
+                backend="another" if (capacity + i) % 5 == 0 else (),
+            )
             for i, p in enumerate(PROVIDERS)
             if i != without
         ]
         self.refresh(providers, [g for i, g in enumerate(GROUPS) if i != without - 4])
+
+    def change_the_edges_part(self, node: int, long_capacity: int) -> None:
+        """What the node ``node`` is not told: there it counts at once, if the node has all else."""
+        node_id = f"n{node % 3 + 1}"
+        mine = [p for p in self.model.providers.values() if p.spec.node_id == node_id and not p.removed]
+        if all(p.there and not p.awaited and p.capacity == p.spec.capacity for p in mine):
+            specs = [p.spec for p in self.model.providers.values() if not p.removed]
+            changed = [
+                replace(s, long_capacity=min(long_capacity, s.capacity)) if s.node_id == node_id else s for s in specs
+            ]
+            self.refresh(changed, list(self.model.groups.values()), frozenset({node_id}))
+
+    def refused(self, node: int) -> None:
+        """The node does not take what it was sent."""
+        node_id = f"n{node % 3 + 1}"
+        generation, state = self.model.owners.get(node_id, (0, ""))
+        if state not in ("ready", "draining"):
+            return
+        for provider in [p for p in self.model.providers.values() if p.spec.node_id == node_id]:
+            if not provider.removed:
+                provider.awaited = False
+        self.expect(self.pool.refused(node_id, generation, self.now), self.model.settle())
 
     def applied(self, node: int) -> None:
         node_id = f"n{node % 3 + 1}"
@@ -649,17 +708,15 @@ class World:
             return
         for provider in [p for p in self.model.providers.values() if p.spec.node_id == node_id]:
             if not provider.removed:
-                spec = provider.spec
-                longs = spec.capacity if spec.long_capacity is None else spec.long_capacity
-                provider.capacity, provider.long_capacity = spec.capacity, min(longs, spec.capacity)
-            if not provider.generation:
-                provider.generation, provider.draining = generation, state == "draining"
+                provider.take_all()
         self.expect(self.pool.applied(node_id, generation, self.now), self.model.settle())
 
     # -- the end
 
     def quiet_down(self) -> None:
         """Everything that is under way comes to its end: nothing may be left in use, and nobody may wait in vain."""
+        for node in range(3):  # every node answers what it was sent, one way or the other
+            (self.applied if node % 2 else self.refused)(node)
         for _ in range(200):
             for node in range(3):
                 self.deliver_down(node)
@@ -774,6 +831,14 @@ class PoolMachine(RuleBasedStateMachine):
     def applied(self, node: int) -> None:
         self.world.applied(node)
 
+    @rule(node=small)
+    def refused(self, node: int) -> None:
+        self.world.refused(node)
+
+    @rule(node=small, long_capacity=small)
+    def change_the_edges_part(self, node: int, long_capacity: int) -> None:
+        self.world.change_the_edges_part(node, long_capacity % 3)
+
     @invariant()
     def agrees(self) -> None:
         self.world.check()
@@ -818,7 +883,9 @@ def drive(seed: int, steps: int) -> World:
         (3, lambda: world.overlay(n(), rng.random() < 0.15)),
         (2, lambda: world.run_directly(n())),
         (1, lambda: world.change_config(rng.randrange(16), rng.choice([0, 0, 0, 1, 2, 4, 8]), rng.randrange(24))),
-        (2, lambda: world.applied(n())),
+        (5, lambda: world.applied(n())),
+        (1, lambda: world.refused(n())),
+        (1, lambda: world.change_the_edges_part(n(), rng.randrange(3))),
     ]
     busy = [weight for weight, _ in moves]
     idle = [10, 40, 60, 60, *busy[4:]]

@@ -22,7 +22,7 @@ every gate slot that ends otherwise than by a terminal with ``close_confirmed=tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 
 from iop.errors import (
@@ -83,11 +83,13 @@ class Pool:
         groups: Iterable[GroupSpec],
         limits: QueueLimits,
         now: float,
+        acked: Collection[str] = (),
     ) -> Actions:
         """Take over a whole configuration, first or refreshed; references must be sound (CONF-1 checks them).
 
-        Leases stay. Lowered capacity counts at once; what grew or is new at a ready node counts after :meth:`applied`.
-        A removed provider takes no more and lives on until its last unit is back. Waiters keep their places.
+        Leases stay. Lowered capacity counts at once; what grew, is new or has another backend at a ready node counts
+        after :meth:`applied`, except at the nodes in ``acked``, for which nothing changes. A removed provider takes no
+        more and lives on until its last unit is back. Waiters keep their places.
         """
         self.queue.limits = limits
         wanted = {(spec.node_id, spec.provider_id): spec for spec in providers}
@@ -98,10 +100,14 @@ class Pool:
         for (node_id, provider_id), spec in wanted.items():
             resource = self._nodes[node_id].get(provider_id)
             if resource is None:
-                self._nodes[node_id][provider_id] = Resource(spec)
+                resource = self._nodes[node_id][provider_id] = Resource(spec)
+                record = self.registry.nodes[node_id]
+                if record.connected:
+                    resource.introduce(record.generation, record.draining)
+            elif resource.generation == 0 or node_id in acked:
+                resource.adopt(spec)
             else:
-                resource.removed = False
-                resource.adopt(spec, only_lower=resource.generation > 0)
+                resource.propose(spec)
         for node_id, resources in list(self._nodes.items()):
             for provider_id, resource in resources.items():
                 resource.removed = (node_id, provider_id) not in wanted
@@ -110,17 +116,32 @@ class Pool:
 
     def applied(self, node_id: str, generation: int, now: float) -> Actions:
         """A ready node acknowledged the present configuration: what grew or is new there counts now (CONF-2)."""
+        return self._settled(node_id, generation, lambda resource: resource.adopt(resource.spec), now)
+
+    def refused(self, node_id: str, generation: int, now: float) -> Actions:
+        """A ready node does not take the present configuration: what it does not have is no candidate (CONF-2)."""
+        return self._settled(node_id, generation, Resource.refused, now)
+
+    def _settled(self, node_id: str, generation: int, change: Callable[[Resource], None], now: float) -> Actions:
         record = self.registry.owner(node_id, generation)
         if record is None or not record.connected:
             self.stats.stale_events += 1
             return NO_ACTIONS
+        actions: list[Action] = []
+        lanes: dict[Lane, None] = {}
         for resource in self._nodes[node_id].values():
-            if not resource.removed:
-                resource.adopt(resource.spec)
-            if resource.generation == 0:
-                resource.begin(generation, 0)
-                resource.draining = record.draining
-        return self._rebuild([group.spec for group in self._groups.values()], now)
+            if resource.removed:
+                continue
+            for seat in resource.seats:
+                seat.lane.open -= seat.open
+            change(resource)
+            resource.open = resource.should_open()
+            for seat in resource.seats:
+                seat.lane.open += seat.open
+            self._reopen(resource, now, actions)
+            lanes.update((seat.lane, None) for seat in resource.seats)
+        self._pump(lanes, now, actions)
+        return actions
 
     def _rebuild(self, groups: list[GroupSpec], now: float) -> Actions:
         """Make all groups anew and put every waiter back at its place."""
@@ -347,6 +368,15 @@ class Pool:
         return [Refused(ticket, self._counted(ShuttingDown())) for ticket in self.queue.take_all(now)]
 
     # ---- what is going on
+
+    def leases_of(self, node_id: str) -> int:
+        """Leases of one node that are not yet returned; 0 for a node that is not known."""
+        return sum(len(r.leases) for r in self._nodes.get(node_id, {}).values())
+
+    def units_of(self, node_id: str, provider_id: str) -> int:
+        """Leases and lingering units of one provider: the calls that it should be working on (POOL-13)."""
+        resource = self._nodes.get(node_id, {}).get(provider_id)
+        return len(resource.leases) + resource.lingering if resource is not None else 0
 
     @property
     def waiting(self) -> int:

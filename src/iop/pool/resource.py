@@ -8,10 +8,16 @@ Every unit of capacity is free, leased or lingering::
 
 and ``capacity = free + leased + lingering`` as long as nobody lowered the capacity below what is in use; then free is 0
 until enough units came back (CONF-2).
+
+A change of configuration counts here at once where it takes something away, and where it adds something only when the
+node has acknowledged it. Meanwhile a provider that is new at its node, or has another backend than the node calls, is
+*awaited*: a candidate, so that requests wait for it, with a capacity of 0. If the node refuses, what it does not have
+is *missing* and no candidate, and what it has goes on as it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from iop.pool.lease import Ticket
@@ -28,10 +34,14 @@ class Resource:
 
     ``busy`` = leased + lingering, ``load`` = busy / capacity, ``last_used`` = number of the last lease granted here,
     which orders providers by recency without a clock. ``generation`` is 0 while the provider's node is not ready.
+    ``limit`` is what the node is known to take, ``capacity`` what of it counts now; ``kind`` and ``backend`` are what
+    the node calls, ``spec`` what it is to become.
     ``seats`` are its places in the lanes of the groups that it serves.
     """
 
     __slots__ = (
+        "awaited",
+        "backend",
         "busy",
         "capacity",
         "draining",
@@ -40,12 +50,14 @@ class Resource:
         "kind",
         "last_used",
         "leases",
+        "limit",
         "lingering",
         "load",
         "long_busy",
         "long_capacity",
         "long_threshold_tokens",
         "lowered",
+        "missing",
         "node_id",
         "open",
         "provider_id",
@@ -62,6 +74,8 @@ class Resource:
         self.draining = False  # its node takes no more work (SUP-5)
         self.lowered = False  # the overlay says unavailable (HEALTH-3)
         self.removed = False  # no longer configured; lives on until its last lease returned
+        self.awaited = False  # the node has yet to acknowledge what brings or changes this one
+        self.missing = False  # the node does not have it
         self.busy = 0
         self.long_busy = 0
         self.lingering = 0
@@ -71,23 +85,46 @@ class Resource:
         self.seats: list[Seat] = []
         self.adopt(spec)
 
-    def adopt(self, spec: ProviderSpec, *, only_lower: bool = False) -> None:
-        """Take over ``spec``. With ``only_lower`` capacities that grew stay as they are, because the node has not
-        acknowledged them yet (CONF-2)."""
-        capacity = spec.capacity
-        long_capacity = capacity if spec.long_capacity is None else min(spec.long_capacity, capacity)
-        if only_lower:
-            capacity, long_capacity = min(capacity, self.capacity), min(long_capacity, self.long_capacity)
+    def adopt(self, spec: ProviderSpec) -> None:
+        """Take over ``spec`` whole: the node has acknowledged it, or will start with it."""
+        self.awaited = self.missing = False
+        self.kind: str = spec.kind
+        self.backend: Hashable = spec.backend
+        self._take(spec, *_capacities(spec))
+
+    def propose(self, spec: ProviderSpec) -> None:
+        """Take over of ``spec`` what counts before the node's acknowledgement (CONF-2): what it takes away."""
+        self.missing = self.missing or self.removed or not self.enabled
+        changed = (spec.kind, spec.backend) != (self.kind, self.backend)
+        self.awaited = self.awaited or self.missing or changed
+        capacity, long_capacity = _capacities(spec)
+        if not self.missing:
+            capacity, long_capacity = min(capacity, self.limit), min(long_capacity, self.long_capacity)
+        self._take(spec, capacity, long_capacity)
+
+    def introduce(self, generation: int, draining: bool) -> None:
+        """It is new at a node that is connected already, and awaited there."""
+        self.generation = generation
+        self.draining = draining
+        self.missing = self.awaited = True
+        self.reload()
+
+    def refused(self) -> None:
+        """The node does not take what it was sent, and goes on with what it has."""
+        self.awaited = False
+        self.reload()
+
+    def _take(self, spec: ProviderSpec, capacity: int, long_capacity: int) -> None:
         self.spec = spec
-        self.kind = spec.kind
         self.enabled = spec.enabled
-        self.capacity: int = capacity
+        self.limit = capacity
         self.long_capacity: int = long_capacity
         self.long_threshold_tokens = spec.long_threshold_tokens
         self.reload()
 
     def reload(self) -> None:
-        """Recompute what follows from capacity and units in use."""
+        """Recompute what follows from limit, standing and units in use."""
+        self.capacity = 0 if self.awaited or self.missing else self.limit
         self.busy = len(self.leases) + self.lingering
         self.load = self.busy / self.capacity if self.capacity > 0 else 1.0
 
@@ -95,7 +132,7 @@ class Resource:
         """Whether this provider is a candidate (POOL-3)."""
         if self.generation == 0 or self.draining or self.lowered or self.removed:
             return False
-        return self.enabled and self.capacity > 0
+        return self.enabled and self.limit > 0 and (self.awaited or not self.missing)
 
     def has_free(self, long: bool) -> bool:
         """Whether a request of this class fits now."""
@@ -106,14 +143,14 @@ class Resource:
         self.generation = generation
         self.draining = self.lowered = False
         self.lingering = held
-        self.reload()
+        self.adopt(self.spec)
 
     def end(self) -> list[Ticket]:
         """The generation is dead: every unit is back. Returns the tickets that held leases, oldest lease first."""
         tickets = list(self.leases.values())
         self.leases.clear()
         self.generation = self.long_busy = self.lingering = 0
-        self.draining = self.lowered = False
+        self.draining = self.lowered = self.awaited = self.missing = False
         self.reload()
         return tickets
 
@@ -123,9 +160,17 @@ class Resource:
         assert self.lingering >= 0, self.provider_id
         assert self.long_busy == sum(1 for t in self.leases.values() if t.lease is not None and t.lease.long)
         assert self.open == self.should_open(), self.provider_id
+        assert self.capacity == (0 if self.awaited or self.missing else self.limit), self.provider_id
+        assert self.generation > 0 or not (self.awaited or self.missing), "awaited without a generation"
         assert self.generation > 0 or self.busy == 0, "capacity in use without a generation"
         for lease_id, ticket in self.leases.items():
             assert ticket.lease is not None
             assert ticket.lease.lease_id == lease_id
             assert ticket.lease.generation == self.generation, "a lease outlived its generation"
             assert ticket.line is None, "a ticket is waiting and leased"
+
+
+def _capacities(spec: ProviderSpec) -> tuple[int, int]:
+    """All requests, and of those the long ones."""
+    long_capacity = spec.capacity if spec.long_capacity is None else min(spec.long_capacity, spec.capacity)
+    return spec.capacity, long_capacity

@@ -17,8 +17,9 @@ __all__ = ["CandidateStatus", "ModelStatus", "NodeStatus", "PoolSnapshot", "Prov
 
 
 class ProviderStatus(TypedDict):
-    """``status``: available | unavailable | disabled | draining. ``health``: available | unavailable | unknown |
-    offline. ``capacity`` is the effective one: lingering units are already subtracted."""
+    """``status``: available | unavailable | disabled | draining | pending (the node has yet to acknowledge it).
+    ``health``: available | unavailable | unknown | offline. ``capacity`` is the effective one: lingering units are
+    already subtracted."""
 
     id: str
     kind: str
@@ -84,7 +85,7 @@ def _provider(resource: Resource) -> ProviderStatus:
         id=resource.provider_id,
         kind=resource.kind,
         status=_status(resource),
-        health=("unavailable" if resource.lowered else "available") if online else "offline",
+        health=_health(resource),
         capacity=max(0, resource.capacity - resource.lingering) if online else 0,
         in_use=len(resource.leases),
         long_in_use=resource.long_busy,
@@ -92,11 +93,21 @@ def _provider(resource: Resource) -> ProviderStatus:
     )
 
 
+def _health(resource: Resource) -> str:
+    if resource.generation == 0:
+        return "offline"
+    if resource.missing:
+        return "unknown"
+    return "unavailable" if resource.lowered else "available"
+
+
 def _status(resource: Resource) -> str:
     if not resource.enabled:
         return "disabled"
     if resource.draining or (resource.removed and resource.generation):
         return "draining"
+    if resource.open and resource.awaited:
+        return "pending"
     return "available" if resource.open else "unavailable"
 
 

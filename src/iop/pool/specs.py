@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["Candidate", "GroupSpec", "ProviderSpec", "QueueLimits"]
@@ -13,7 +13,9 @@ class ProviderSpec:
     """One provider resource, keyed ``node_id`` + ``provider_id`` (POOL-1).
 
     ``capacity`` counts all concurrent requests, ``long_capacity`` those of them that may be long (absent: all). A
-    request is long here when its estimate reaches ``long_threshold_tokens`` (absent: never, POOL-2).
+    request is long here when its estimate reaches ``long_threshold_tokens`` (absent: never, POOL-2). ``backend`` says,
+    together with ``kind``, what stands behind it: once that has changed no request goes there before the node has
+    changed over, too (CONF-2).
     """
 
     node_id: str
@@ -23,6 +25,7 @@ class ProviderSpec:
     long_capacity: int | None = None
     long_threshold_tokens: int | None = None
     enabled: bool = True
+    backend: Hashable = ()
 
 
 @dataclass(frozen=True, slots=True)

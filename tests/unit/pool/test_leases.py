@@ -269,6 +269,90 @@ def test_a_provider_that_is_new_at_a_ready_node_waits_for_the_ack() -> None:
     assert isinstance(action, Granted)
     assert (action.ticket, action.lease.provider_id) == (waiter, "q")
     assert list(w.pool.applied("n1", 999, w.now)) == []
+    assert list(w.pool.refused("n1", 999, w.now)) == []
+
+
+@pytest.mark.req("CONF-2", "POOL-4")
+@pytest.mark.parametrize("taken", [True, False])
+def test_requests_wait_for_a_provider_that_is_under_way_until_the_node_has_answered(taken: bool) -> None:
+    """A model moves from one provider to a new one: nobody is refused while the node changes over."""
+    p, q = provider("p"), provider("q")
+    w = PoolWorld([p], [group("g", p)])
+    lease, waiter = w.lease(), w.wait()
+    w.providers, w.groups = [q], [group("g", q)]
+    assert w.configure() == []
+    assert w.release(lease) == []
+    later = w.wait()
+    assert (w.row("q")["status"], w.row("q")["capacity"]) == ("pending", 0)
+    actions = list((w.pool.applied if taken else w.pool.refused)("n1", w.generations["n1"], w.now))
+    w.pool.validate()
+    if taken:
+        (granted,) = actions
+        assert isinstance(granted, Granted)
+        assert (granted.ticket, later.waiting) == (waiter, True)
+        assert w.row("q")["status"] == "available"
+    else:
+        assert [(a.ticket, a.error.code) for a in actions if isinstance(a, Refused)] == [
+            (waiter, "unavailable"),
+            (later, "unavailable"),
+        ]
+        assert (w.row("q")["status"], w.row("q")["health"]) == ("unavailable", "unknown")
+
+
+@pytest.mark.req("CONF-2")
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_changed_backend_takes_nothing_until_the_node_has_changed_over(taken: bool) -> None:
+    p = provider("p", capacity=2, backend="here")
+    w = PoolWorld([p], [group("g", p)])
+    w.lease()
+    w.providers = [replace(p, backend="there", kind="llama_cpp", capacity=3)]
+    assert w.configure() == []
+    waiter = w.wait()
+    (granted,) = list((w.pool.applied if taken else w.pool.refused)("n1", w.generations["n1"], w.now))
+    assert isinstance(granted, Granted)
+    assert granted.ticket is waiter
+    # What a node refuses it does not have: it goes on with its old backend, and with no more than that took.
+    assert (granted.lease.adapter, w.row("p")["capacity"]) == (("llama_cpp", 3) if taken else ("vllm", 2))
+    w.pool.validate()
+
+
+@pytest.mark.req("CONF-2")
+@pytest.mark.parametrize("how", ["removed", "disabled"])
+def test_a_provider_that_comes_back_waits_for_the_ack_again(how: str) -> None:
+    """Its node may have dropped it meanwhile, and would refuse what comes too early."""
+    p = provider("p", capacity=2)
+    w = PoolWorld([p], [group("g", p)])
+    lease = w.lease()
+    w.providers = [] if how == "removed" else [replace(p, enabled=False)]
+    w.pool.configure(nodes=["n1"], providers=w.providers, groups=w.groups, limits=w.limits, now=w.now)
+    w.providers = [p]
+    assert w.configure() == []
+    waiter = w.wait()
+    assert w.release(lease) == []
+    (granted,) = w.pool.applied("n1", w.generations["n1"], w.now)
+    assert isinstance(granted, Granted)
+    assert granted.ticket is waiter
+    w.pool.validate()
+
+
+@pytest.mark.req("CONF-2", "REG-6")
+def test_a_node_that_comes_back_has_all_that_is_configured_whether_it_acked_before_or_not() -> None:
+    p = provider("p", capacity=1)
+    w = PoolWorld([p], [group("g", p)])
+    w.providers = [replace(p, capacity=5)]
+    w.configure()
+    w.lose()
+    w.connect()
+    assert w.row("p")["capacity"] == 5
+
+
+@pytest.mark.req("CONF-2")
+def test_what_a_node_is_not_told_counts_at_once() -> None:
+    p = provider("p", capacity=2, long_capacity=0, long_threshold_tokens=10)
+    w = PoolWorld([p], [group("g", p)])
+    w.providers = [replace(p, long_capacity=2)]
+    w.pool.configure(nodes=["n1"], providers=w.providers, groups=w.groups, limits=w.limits, now=w.now, acked={"n1"})
+    w.lease(tokens=10)
 
 
 @pytest.mark.req("REG-6")
