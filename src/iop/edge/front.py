@@ -69,6 +69,12 @@ class Front:
         self._started_at = started_at
         self._ready = ready
 
+    def configure(self, access: Access, models: Mapping[str, ModelInfo], max_body_bytes: int) -> None:
+        """From here on these count; requests whose head was read keep who they are and what they may send (CONF-2)."""
+        self._access = access
+        self._models = models
+        self._max_body_bytes = max_body_bytes
+
     # ---- the App protocol --------------------------------------------------------------------------------------------
 
     def head_received(self, ex: Exchange) -> None:

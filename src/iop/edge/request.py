@@ -46,7 +46,7 @@ from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
-    from iop.edge.dispatch import Dispatcher
+    from iop.edge.dispatch import Dispatcher, ProviderSettings
     from iop.edge.intake import Intake
 
 __all__ = ["ClientRequest", "State"]
@@ -55,6 +55,7 @@ __all__ = ["ClientRequest", "State"]
 log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
+MAX_MOVES = 3  # of one request that came to its node while that was changing
 MAX_REFUSALS = 100  # capacity_exceeded for one request; an honest node's slots are held by somebody and waited for
 
 
@@ -82,6 +83,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
+# Refusals at the node's door: nothing was called, so another try cannot do anything twice.
+_NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
 
 
 class ClientRequest:
@@ -93,6 +96,7 @@ class ClientRequest:
         "_first_at",
         "_leased",
         "_lost_once",
+        "_provider",
         "_provider_status",
         "_refusals",
         "_session",
@@ -136,6 +140,7 @@ class ClientRequest:
         self._session: EdgeSession | None = None
         self._timer: Any = None
         self._lost_once = False
+        self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
         self._refusals = 0
         self._first_at = 0.0
@@ -224,7 +229,7 @@ class ClientRequest:
         self._session = session
         self._provider_status = 0
         pieces, total, encoded = intake.body_for(lease.target)
-        provider = d.providers[lease.provider_id]
+        provider = self._provider = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
         window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
         inline = total <= limits.INLINE_BODY_BYTES
@@ -313,6 +318,10 @@ class ClientRequest:
                 # The node's word on its slots: our place in the queue stays, no health effect (EXEC-3, POOL-12).
                 self._refusals += 1
                 return self._again(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
+            if code in _NOT_THERE and fresh and self._refusals < MAX_MOVES:
+                # Sent before, and arrived after the node had changed its configuration or began to drain (CONF-2).
+                self._refusals += 1
+                return self._again(ReleaseCause.STALE_GRANT)
             if (
                 code is m.ErrorCode.PROVIDER_CONNECTION_LOST
                 and failure.connection_reused
@@ -330,12 +339,8 @@ class ClientRequest:
         return self._end(cause, lingering=lingering)
 
     def _stores_by_default(self) -> bool:
-        lease = self.lease
-        return (
-            self.endpoint.name == "responses"
-            and lease is not None
-            and self._dispatcher.providers[lease.provider_id].stores_responses
-        )
+        provider = self._provider
+        return self.endpoint.name == "responses" and provider is not None and provider.stores_responses
 
     def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
         self._drop_stream()
