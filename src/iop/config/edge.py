@@ -154,7 +154,7 @@ class ProviderEntry(Section):
     """One backend on a node (POOL-1, LIVE-1, TUN-5, TUN-6, TUN-8). ``base_url`` is absent for ``echo`` alone."""
 
     id: Ident
-    kind: Literal["openai_compat", "vllm", "llama_cpp", "echo"]
+    kind: Literal["openai_compat", "vllm", "llama_cpp", "ollama", "echo"]
     base_url: BaseUrl | None = None
     capacity: Annotated[Int, Field(ge=1, le=100_000)] = 1
     long_capacity: Annotated[Int, Field(ge=0, le=100_000)] | None = None

@@ -138,10 +138,9 @@ def _nodes(tree: Tree, providers: dict[str, str]) -> Iterator[Fault]:
 
 def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
     kind, url = provider.get("kind"), provider.get("base_url")
-    if kind == "ollama":
+    if kind == "ollama" and isinstance(url, str) and not url.rstrip("/").endswith("/v1"):
         yield Fault(
-            (*path, "kind"),
-            "this version does not speak Ollama's own API; use kind: openai_compat with base_url http://HOST:11434/v1",
+            (*path, "base_url"), "Ollama is reached by its OpenAI-compatible API: http://HOST:11434/v1, with the /v1"
         )
     elif kind == "echo" and url is not None:
         yield Fault((*path, "base_url"), "the echo provider is built into the node; leave base_url out")

@@ -12,6 +12,7 @@ from iop import __version__
 from iop.config.edge import EdgeConfig, NodeEntry, ProviderEntry, without_effect
 from iop.edge.admin import Admin
 from iop.edge.dispatch import Dispatcher, ProviderSettings
+from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Access, Front, ModelInfo
 from iop.edge.nodes import NodeServer
 from iop.net import loop as net_loop
@@ -210,9 +211,9 @@ class Edge:
     def status(self) -> dict[str, Any]:
         """The body of ``/admin/status``."""
         snapshot = self.pool.snapshot(self.dispatcher.now)
-        # What the engine itself reports comes with the node commands of a later version (POOL-13).
+        engines = self.nodes.engine_figures()
         nodes = [
-            {**node, "providers": [{**provider, "engine_running": None} for provider in node["providers"]]}
+            {**node, "providers": [{**p, **engine_fields(engines.get(p["id"]))} for p in node["providers"]]}
             for node in snapshot["nodes"]
         ]
         return {
@@ -247,6 +248,8 @@ class Edge:
         metrics.frames.watch(nodes.link_frames)
         metrics.late_frames.watch(nodes.late_frames)
         metrics.log_lines_dropped.watch(lambda: sink.dropped)
+        metrics.engine_running.watch(lambda: running(nodes.engine_figures()))
+        metrics.engine_drift.watch(lambda: drift(nodes.engine_figures()))
         metrics.event_subscribers.watch(lambda: self.events.subscribers)
         metrics.events_lost.watch(lambda: self.events.lost)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
+from iop.edge.commands import Commands
+from iop.edge.engines import EngineFigures, EnginePoll
 from iop.net.link import Link
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 from iop.observability.events import EVENTS, EventBus, NodeChanged
@@ -64,6 +66,8 @@ class NodeLink:
         self.node_version = ""
         self.applied_revision = 0
         self.held: dict[str, int] = {}
+        self.commands = Commands(self.session.send)
+        self.engines = EnginePoll(self.commands, lambda provider_id: server.pool.units_of(self.node_id, provider_id))
         self._fenced = False
 
     def _log(self, level: int, event: str, **fields: Any) -> None:
@@ -99,6 +103,8 @@ class NodeLink:
             stats.bytes_in += mux.bytes_in
             stats.bytes_out += mux.bytes_handed
         self.session.close()
+        self.engines.close()
+        self.commands.close()
         generation, self.generation = self.generation, 0
         if generation:
             self.server.lost(self, generation, reason)
@@ -192,6 +198,7 @@ class NodeLink:
         payload = self.server.payloads.get(self.node_id)
         if response.applied:
             self.applied_revision = response.revision
+            self.engines.refresh()
         if payload is not None and self.session.state is State.PENDING:
             if response.applied and response.revision >= payload.revision:
                 self._activate()
@@ -227,10 +234,16 @@ class NodeLink:
     def tick(self, now: float) -> None:
         """The clocks of the session, and the end of its stream ids (WIRE-4): the node comes back and counts from 1."""
         self.session.tick(now)
+        self.commands.tick(now)
+        if self.session.state is State.READY:
+            self.engines.tick(now)
         if self.session.state is State.READY and self.session.mux.highest_id > LAST_STREAM_ID:
             self._log(logging.WARNING, "stream_ids_exhausted")
             self.session.goodbye(m.GoodbyeReason.STREAM_IDS_EXHAUSTED)
             self._close("stream_ids_exhausted")
+
+    def _command_answered(self, response: m.NodeCommandResponse) -> None:
+        self.commands.answered(response)
 
     def _event(self, event: m.EdgeNodeEvent) -> None:
         pool, now = self.server.pool, self.server.now
@@ -244,6 +257,7 @@ class NodeLink:
         m.RegisterRequest: _register,
         m.NodeReadyRequest: _ready,
         m.ConfigRefreshResponse: _refresh_acked,
+        m.NodeCommandResponse: _command_answered,
         m.Goodbye: _goodbye,
         m.EdgeNodeEvent: _event,
     }
@@ -317,6 +331,14 @@ class NodeServer:
         return {
             ("in",): self.stats.frames_in + sum(mux.frames_in for mux in muxes),
             ("out",): self.stats.frames_out + sum(mux.frames_out for mux in muxes),
+        }
+
+    def engine_figures(self) -> dict[str, EngineFigures]:
+        """By provider id, what the engines of connected nodes reported last (POOL-13)."""
+        return {
+            provider_id: figures
+            for owner in self.owners.values()
+            for provider_id, figures in owner.engines.figures.items()
         }
 
     def late_frames(self) -> int:

@@ -20,6 +20,7 @@ from iop.net.link import Link
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS
 from iop.node.adapters.echo import EchoServer
+from iop.node.commands import Commands
 from iop.node.provider import Allowance, ConfigRejected, Provider
 from iop.node.report import on_wire
 from iop.node.supervisor_policy import Ended
@@ -125,6 +126,7 @@ class Agent:
         self.link = Link(self.session, self)
         self.done: asyncio.Future[tuple[Ended, str]] = runtime.loop.create_future()
         self.tunnels: dict[int, Tunnel] = {}
+        self.commands = Commands(runtime, backends, self.answer_command)
         self.draining = False
         self._token = token
         self._on_ready = on_ready
@@ -149,6 +151,7 @@ class Agent:
         self.session.close()
         for tunnel in list(self.tunnels.values()):
             tunnel.cancel()
+        self.commands.close()
         if not self.done.done():
             self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason))
 
@@ -280,9 +283,12 @@ class Agent:
             self.session.send(m.EdgeNodeEvent(call_closed=m.CallClosed(provider_id, stream_id)))
 
     def _command(self, request: m.NodeCommandRequest) -> None:
-        """This version knows no command yet (EXEC-8)."""
-        if not request.cancel:
-            self.session.send(m.NodeCommandResponse(request.command_id, m.ErrorCode.UNSUPPORTED_COMMAND))
+        self.commands.received(request)
+
+    def answer_command(self, response: m.NodeCommandResponse) -> None:
+        """The one answer to a command, unless the session is over."""
+        if self.session.state is State.READY:
+            self.session.send(response)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from iop._fast.fields import Fields
 from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
 from iop.net.http.client import Origin, ProviderPool
+from iop.net.http.fetch import fetch
 from iop.net.http.head import HOP_BY_HOP
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS, Adapter
@@ -143,6 +144,14 @@ class Provider:
             self._fixed_lines,
             request.header_block,
             length,
+        )
+
+    async def ask(self, method: bytes, path: bytes, body: bytes = b"", *, max_bytes: int) -> tuple[int, bytes]:
+        """Status and body of one question to the server itself: ``path`` counts from its root, not from the base URL.
+        On a connection of its own, with the provider's credential. Raises as ``net.http.fetch`` does; the caller bounds
+        the time."""
+        return await fetch(
+            self.origin, method, path, fields=self._fixed_lines, body=body, max_bytes=max_bytes, ssl=self.pool.ssl
         )
 
     @staticmethod

@@ -302,6 +302,10 @@ class EdgeMetrics(Metrics):
         self.late_frames = self._watched("late_frames", "Frames for streams that had ended, dropped.")
         self.protocol_errors = self._counter("protocol_errors", "Connections closed for a broken rule.", reason=_OPEN)
         self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
+        self.engine_running = self._gauge("engine_requests_running", "Requests at work, as the engines report them.")
+        self.engine_drift = self._gauge(
+            "engine_drift", "Requests that engines and leases are apart, summed over engines.", side=("engine", "lease")
+        )
         self.event_subscribers = self._gauge("event_subscribers", "Listeners of the event bus.")
         self.events_lost = self._watched("events_lost", "Events that listeners were too slow for.")
 

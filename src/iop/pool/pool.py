@@ -373,10 +373,11 @@ class Pool:
         """Leases of one node that are not yet returned; 0 for a node that is not known."""
         return sum(len(r.leases) for r in self._nodes.get(node_id, {}).values())
 
-    def units_of(self, node_id: str, provider_id: str) -> int:
-        """Leases and lingering units of one provider: the calls that it should be working on (POOL-13)."""
+    def units_of(self, node_id: str, provider_id: str) -> int | None:
+        """Leases and lingering units of one provider: the calls that it should be working on (POOL-13). None for a
+        provider that is not this node's."""
         resource = self._nodes.get(node_id, {}).get(provider_id)
-        return len(resource.leases) + resource.lingering if resource is not None else 0
+        return len(resource.leases) + resource.lingering if resource is not None else None
 
     @property
     def waiting(self) -> int:

@@ -71,10 +71,10 @@ def test_a_bad_candidate_is_not_called_an_absent_one() -> None:
 
 
 @pytest.mark.req("CONF-1")
-def test_a_kind_that_is_refused_is_not_offered() -> None:
+def test_the_kinds_are_offered() -> None:
     found = faults(f"nodes: [{{id: n, token_sha256: '{HASH}', providers: [{{id: p, kind: x, base_url: 'http://h'}}]}}]")
     one(found, "kind", "'vllm'")
-    assert "ollama" not in found[0]
+    assert "'ollama'" in found[0]
 
 
 @pytest.mark.req("CONF-1")
@@ -211,7 +211,8 @@ def test_a_fault_names_its_place_and_what_to_write(text: str, where: str, advice
 @pytest.mark.parametrize(
     ("provider", "where", "advice"),
     [
-        ("{id: x, kind: ollama}", "kind", "openai_compat"),
+        ("{id: x, kind: ollama, base_url: 'http://h:11434'}", "base_url", "with the /v1"),
+        ("{id: x, kind: ollama}", "base_url", "required"),
         ("{id: x, kind: magic, base_url: 'http://h/v1'}", "kind", "'vllm'"),
         ("{id: x, kind: vllm}", "base_url", "required"),
         ("{id: x, kind: echo, base_url: 'http://h'}", "base_url", "built into"),

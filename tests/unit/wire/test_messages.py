@@ -85,8 +85,8 @@ def test_what_clients_and_providers_write_is_bytes() -> None:
         "RunRequest": {"input", "options", "session_id"},
         "RunEvent": {"text", "tool_call_id", "tool_name", "finish_reason", "session_id"},
         "ExecutionFailure": {"message"},
-        "NodeCommandRequest": {"argument"},
-        "NodeCommandResponse": {"result"},
+        "NodeCommandRequest": {"argument", "body"},
+        "NodeCommandResponse": {"result", "message"},
         "Metadata": {"value"},
     }
     for name, fields in theirs.items():

@@ -292,6 +292,11 @@ class ProviderPool:
         self._closed = False
         self._sweep()
 
+    @property
+    def ssl(self) -> ssl_module.SSLContext | None:
+        """For connections to the same server beside the pool."""
+        return self._ssl
+
     def take(self) -> Connection | None:
         """A kept connection that is fit for use now, or None: then ``connect``."""
         now = self.runtime.loop.time()

@@ -1,6 +1,31 @@
 """llama.cpp's server. It closes 5 to 36 % of kept connections right after a streamed answer and none after 50 ms, so
-the rest after a stream is not optional here (TUN-5)."""
+the rest after a stream is not optional here (TUN-5). Its load is its list of slots, unless it was started without."""
 
-from iop.node.adapters.openai_compat import Adapter
+from __future__ import annotations
 
-ADAPTER = Adapter("llama_cpp", health_path="/health")
+import msgspec
+
+from iop.node.adapters.openai_compat import Adapter, Engine, Figures
+
+__all__ = ["ADAPTER"]
+
+
+class _Slot(msgspec.Struct):
+    """What is read of a slot: some versions put the prompt beside it, which is skipped and never becomes an object."""
+
+    is_processing: bool = False
+    state: int = 0  # of versions before is_processing: 1 while it works
+
+
+_DECODER = msgspec.json.Decoder(list[_Slot])
+
+
+def read(slots: bytes) -> Figures | None:
+    """The slots at work."""
+    try:
+        return Figures(sum(slot.is_processing or slot.state == 1 for slot in _DECODER.decode(slots)))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+ADAPTER = Adapter("llama_cpp", health_path="/health", engine=Engine(b"/slots", read))

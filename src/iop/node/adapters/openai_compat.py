@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["ADAPTER", "Adapter"]
+__all__ = ["ADAPTER", "Adapter", "Engine", "Figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an engine says that it is doing (POOL-13)."""
+
+    running: int
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How to ask an engine what it is doing: a path from the root of its server, and how to read the answer.
+
+    ``read`` gives None for an answer that has no figure in it; it keeps nothing of what it reads. ``counts_requests``
+    is False where what runs are models.
+    """
+
+    path: bytes
+    read: Callable[[bytes], Figures | None]
+    max_bytes: int = 1 << 20
+    counts_requests: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +36,9 @@ class Adapter:
 
     ``methods``: what a tunnel may use (TUN-7). ``rest_after_stream``: whether a connection that ended a stream has to
     rest before it is used again (TUN-5). ``health_path``: where to ask, when the configuration does not say.
-    ``built_in``: the node itself serves this provider, on loopback.
+    ``built_in``: the node itself serves this provider, on loopback. ``engine``: how to ask what its engine is doing,
+    where it can be asked. ``api``: the paths of its own that a command may use, from the root of its server, with the
+    method of each (EXEC-8).
     """
 
     kind: str
@@ -21,6 +46,8 @@ class Adapter:
     rest_after_stream: bool = True
     health_path: str = "/v1/models"
     built_in: bool = False
+    engine: Engine | None = None
+    api: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 ADAPTER = Adapter("openai_compat")

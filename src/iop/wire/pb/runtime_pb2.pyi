@@ -600,7 +600,7 @@ class CancelRequest(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., reason: _Optional[_Union[CancelReason, str]] = ...) -> None: ...
 
 class NodeCommandRequest(_message.Message):
-    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument")
+    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument", "body")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -609,6 +609,7 @@ class NodeCommandRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     command: NodeCommand
     provider_id: str
@@ -617,10 +618,11 @@ class NodeCommandRequest(_message.Message):
     timeout_ms: int
     cancel: bool
     argument: bytes
-    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ...) -> None: ...
+    body: bytes
+    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class NodeCommandResponse(_message.Message):
-    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result")
+    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -629,6 +631,9 @@ class NodeCommandResponse(_message.Message):
     PROVIDER_HEALTH_FIELD_NUMBER: _ClassVar[int]
     HEALTH_OBSERVATION_SEQ_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     code: ErrorCode
     provider_id: str
@@ -637,7 +642,30 @@ class NodeCommandResponse(_message.Message):
     provider_health: ProviderHealth
     health_observation_seq: int
     result: bytes
-    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ...) -> None: ...
+    status: int
+    message: bytes
+    transports: _containers.RepeatedCompositeFieldContainer[ProviderTransport]
+    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ...) -> None: ...
+
+class ProviderTransport(_message.Message):
+    __slots__ = ("provider_id", "slots_in_use", "slots", "connections", "engine_tells", "engine_running", "engine_waiting", "engine_counts_requests")
+    PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_TELLS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_WAITING_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_COUNTS_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    provider_id: str
+    slots_in_use: int
+    slots: int
+    connections: int
+    engine_tells: bool
+    engine_running: int
+    engine_waiting: int
+    engine_counts_requests: bool
+    def __init__(self, provider_id: _Optional[str] = ..., slots_in_use: _Optional[int] = ..., slots: _Optional[int] = ..., connections: _Optional[int] = ..., engine_tells: _Optional[bool] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., engine_counts_requests: _Optional[bool] = ...) -> None: ...
 
 class EdgeNodeEvent(_message.Message):
     __slots__ = ("draining", "call_closed", "health_observation", "lifecycle")
