@@ -123,15 +123,18 @@ class Dispatcher:
 
     def watch_queue(self) -> None:
         """Somebody waits: see to it that the queue's clock is looked at in time (POOL-6)."""
-        due_at = self.pool.next_at
-        if due_at is None:
+        next_at = self.pool.next_at
+        if next_at is None:
             return
+        # What is overdue is due at the next tick, and a timer that is armed for that tick stays: newcomers would
+        # otherwise push it off for ever.
+        due_at = max(next_at, self.now + TICK_S)
         timer = self._queue_timer
-        if timer is not None and timer.callback is not None and timer.at <= due_at:
-            return
         if timer is not None:
+            if timer.callback is not None and timer.at <= due_at:
+                return
             timer.cancel()
-        self._queue_timer = self.runtime.wheel.arm(max(TICK_S, due_at - self.now), self._queue_due)
+        self._queue_timer = self.runtime.wheel.arm(due_at - self.now, self._queue_due)
 
     def _queue_due(self) -> None:
         self._queue_timer = None

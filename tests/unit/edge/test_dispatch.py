@@ -1,0 +1,52 @@
+"""The queue's clock: who waits is told in time, whoever else comes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iop.edge.dispatch import Dispatcher
+from iop.errors import IopError
+from iop.net.wheel import TICK_S, Wheel
+from iop.observability.metrics import EdgeMetrics
+from iop.pool import QueueLimits
+from tests.unit.pool.pool_world import PoolWorld, group, provider
+
+P = provider("p")
+TIMEOUT_S = 1.5
+
+
+class Waiter:
+    """The owner of a waiting ticket."""
+
+    def __init__(self) -> None:
+        self.error: IopError | None = None
+
+    def refused(self, error: IopError) -> None:
+        self.error = error
+
+
+@pytest.mark.req("POOL-6")
+@pytest.mark.parametrize("start", [1000.0, 1000.0123, 12_345.678])
+def test_a_waiter_is_refused_in_time_while_new_ones_come_at_every_moment(start: float) -> None:
+    wheel = Wheel(start)
+    world = PoolWorld([P], [group("g", P)], QueueLimits(timeout_s=TIMEOUT_S))
+    sink: Any = SimpleNamespace(outcome=lambda record: None)
+    runtime: Any = SimpleNamespace(wheel=wheel)
+    dispatcher = Dispatcher(runtime, world.pool, EdgeMetrics(), sink, {})
+    world.now = wheel.now
+    world.lease()
+    first = Waiter()
+    world.wait(owner=first)
+    dispatcher.watch_queue()
+    while first.error is None:
+        wheel.advance(wheel.now + TICK_S)
+        world.now = wheel.now
+        assert world.now <= start + TIMEOUT_S + 3 * TICK_S, "newcomers push the clock off"
+        for _ in range(2):
+            world.wait(owner=Waiter())
+            dispatcher.watch_queue()
+    assert first.error.code == "queue_timeout"
+    assert world.now >= start + TIMEOUT_S
