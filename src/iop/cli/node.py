@@ -83,7 +83,8 @@ def _join(arguments: argparse.Namespace) -> int:
         HostPort.parse(arguments.edge)
     except ValueError as error:
         raise Usage(f"{arguments.edge}: {error}") from None
-    text = json.dumps({"node": {"edge": arguments.edge, "token_env": TOKEN_VARIABLE}})
+    # Without a file there is no folder of ours to put a run store into.
+    text = json.dumps({"node": {"edge": arguments.edge, "token_env": TOKEN_VARIABLE}, "store": {"url": None}})
     config = parse_node(text, source="iop-node join", env={TOKEN_VARIABLE: token})
     from iop.node.app import run
 

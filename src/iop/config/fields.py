@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -50,6 +50,7 @@ __all__ = [
     "SecretFile",
     "Section",
     "Sha256",
+    "StoreUrl",
     "Text",
     "digest",
     "number",
@@ -148,6 +149,21 @@ def _config_path(value: Any, info: ValidationInfo) -> Path:
 
 #: A file or folder; relative ones count from the folder of the configuration file.
 ConfigPath = Annotated[Path, PlainValidator(_config_path)]
+
+
+def _store_url(value: Any, info: ValidationInfo) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or re.fullmatch(r"file:[^?#\0]{1,4096}(\?[!-~]*)?", value) is None:
+        raise _fault("write file:PATH, with ?mode= and ?cache= as SQLite knows them if need be, or null for none")
+    path = value.removeprefix("file:")
+    if path.startswith(("/", ":memory:")):
+        return value
+    return f"file:{quote(str(Context.of(info).base.absolute()))}/{path}"
+
+
+#: SQLite's URI of a database, or None; a relative one counts from the folder of the configuration file.
+StoreUrl = Annotated[str | None, PlainValidator(_store_url)]
 
 # ---- addresses ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from iop.config.fields import (
     SecretEnv,
     SecretFile,
     Section,
-    Text,
+    StoreUrl,
     secret_from,
 )
 
@@ -59,7 +59,9 @@ class ReconnectSection(Section):
 
 
 class StoreSection(Section):
-    url: Text = DEFAULT_STORE_URL
+    """The run store (EXEC-9); ``url: null`` keeps none."""
+
+    url: StoreUrl = Field(default=DEFAULT_STORE_URL, validate_default=True)
 
 
 class MetricsSection(Section):
@@ -73,5 +75,5 @@ class NodeConfig(Section):
 
     node: NodeSection
     reconnect: ReconnectSection = ReconnectSection()
-    store: StoreSection = StoreSection()
+    store: StoreSection = Field(default_factory=StoreSection)
     metrics: MetricsSection = MetricsSection()

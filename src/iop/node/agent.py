@@ -13,7 +13,7 @@ from typing import Any
 
 from iop import __version__
 from iop._fast.relay import ProviderStream
-from iop.errors import IopError, NodeDraining, ProtocolError, UnknownProvider
+from iop.errors import IopError, NodeDraining, ProtocolError, RequestCancelled, UnknownProvider
 from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
 from iop.execution.gate import CapacityGate
 from iop.net.link import Link
@@ -26,6 +26,7 @@ from iop.node.report import on_wire
 from iop.node.supervisor_policy import Ended
 from iop.node.tunnel import Tunnel
 from iop.observability.metrics import NodeMetrics
+from iop.store.runs import Run, RunStore, Status
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import NodeSession, State
@@ -118,6 +119,7 @@ class Agent:
         on_ready: Callable[[], None],
         *,
         timing: limits.Timing = limits.TIMING,
+        runs: RunStore | None = None,
     ) -> None:
         self.runtime = runtime
         self.backends = backends
@@ -126,6 +128,8 @@ class Agent:
         self.link = Link(self.session, self)
         self.done: asyncio.Future[tuple[Ended, str]] = runtime.loop.create_future()
         self.tunnels: dict[int, Tunnel] = {}
+        self.runs = runs or RunStore(None)
+        self._rows: dict[int, Run | None] = {}  # by stream, what the store keeps of the tunnels that run
         self.commands = Commands(runtime, backends, self.answer_command)
         self.draining = False
         self._token = token
@@ -256,6 +260,10 @@ class Agent:
             slot.release()
             raise
         self.tunnels[request.stream_id] = tunnel
+        self._rows[request.stream_id] = self.runs.started(
+            request.run_id, request.lease.attempt, "tunnel", adapter=request.adapter, provider=request.provider_id,
+            target=request.target, session_id=request.session_id,
+        )  # fmt: skip
         return tunnel.start()
 
     def _refuse(self, request: m.ProviderTunnelRequest, failure: ExecutionFailure) -> None:
@@ -273,7 +281,10 @@ class Agent:
         """A tunnel's call has really ended."""
         stream_id = tunnel.stream.stream_id
         self.tunnels.pop(stream_id, None)
-        self.metrics.tunnels[error.code if error is not None else "ok"].value += 1
+        code = error.code if error is not None else None
+        self.metrics.tunnels[code or "ok"].value += 1
+        status: Status = "complete" if code is None else "cancelled" if code == RequestCancelled.code else "error"
+        self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
             self.call_closed(tunnel.slot.provider_id, stream_id)
 

@@ -14,6 +14,7 @@ from iop.node.supervisor import Supervisor
 from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
 from iop.observability import logs
 from iop.observability.metrics import NodeMetrics
+from iop.store.runs import RunStore
 from iop.wire import limits
 
 __all__ = ["run"]
@@ -35,6 +36,7 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     upstreams = None if node.allow_upstreams is None else [(p.host, p.port) for p in node.allow_upstreams]
     backends = Backends(runtime, Allowance(upstreams, frozenset(node.credentials)))
     metrics = NodeMetrics()
+    runs = RunStore(config.store.url)
     supervisor = Supervisor(
         runtime,
         backends,
@@ -45,14 +47,18 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
         token=node.token.get_secret_value,
         drain_s=node.drain_timeout_sec,
         timing=limits.timing_from_environment(),
+        runs=runs,
     )
     _watch(metrics, backends, supervisor, sink)
+    metrics.store_rows.watch(lambda: {("written",): runs.written, ("dropped",): runs.dropped})
     net_loop.on_signals(runtime.loop, lambda signum: supervisor.stop())
+    runs.start()
     gc.freeze()
     try:
         return await supervisor.run()
     finally:
         backends.close()
+        await runs.close()  # last (SUP-4): it hears of the ends of what was cut off
 
 
 def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sink: logs.Sink) -> None:

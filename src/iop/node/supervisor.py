@@ -13,6 +13,7 @@ from iop.net.loop import Runtime
 from iop.node.agent import Agent, Backends
 from iop.node.supervisor_policy import Ended, Exit, Retry, State, SupervisorPolicy
 from iop.observability.metrics import NodeMetrics
+from iop.store.runs import RunStore
 from iop.wire import limits
 
 __all__ = ["Supervisor"]
@@ -40,6 +41,7 @@ class Supervisor:
         drain_s: float,
         ssl: ssl_module.SSLContext | None = None,
         timing: limits.Timing = limits.TIMING,
+        runs: RunStore | None = None,
     ) -> None:
         self.agent: Agent | None = None
         self._runtime = runtime
@@ -53,6 +55,7 @@ class Supervisor:
         self._drain_s = drain_s
         self._ssl = ssl
         self._timing = timing
+        self._runs = runs
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -84,7 +87,15 @@ class Supervisor:
 
     async def _session(self) -> tuple[Ended, str]:
         """One connection, from dialling to its end."""
-        agent = Agent(self._runtime, self._backends, self._metrics, self._token(), self._on_ready, timing=self._timing)
+        agent = Agent(
+            self._runtime,
+            self._backends,
+            self._metrics,
+            self._token(),
+            self._on_ready,
+            timing=self._timing,
+            runs=self._runs,
+        )
         dial = self._runtime.loop.create_connection(lambda: agent.link, self._host, self._port, ssl=self._ssl)
         stopped = asyncio.ensure_future(self._stop.wait())
         dialling = asyncio.ensure_future(asyncio.wait_for(dial, CONNECT_TIMEOUT_S))

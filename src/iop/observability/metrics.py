@@ -328,6 +328,7 @@ class NodeMetrics(Metrics):
         self.provider_bytes = self._watched("provider_bytes", "Bytes exchanged with providers.", direction=DIRECTIONS)
         self.first_byte = self._histogram("provider_first_byte_seconds", "From the request to the provider's head.")
         self.ready = self._gauge("edge_connected", "1 while the session with the edge is ready.")
+        self.store_rows = self._watched("store_rows", "Rows of the run store.", result=("written", "dropped"))
         self.connects = self._counter(
             "edge_connects", "Attempts to reach the edge, by result.", result=("ready", "failed", "rejected")
         )

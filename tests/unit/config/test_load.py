@@ -427,7 +427,9 @@ def test_two_entries_do_not_share_a_secret() -> None:
         ("node: {edge: 'e:1', token_env: T, tls: {ca: x}}", "node.tls", "version"),
         ("node: {edge: 'e:1', token_env: T, allow_workspaces: [x]}", "node.allow_workspaces", "version"),
         ("node: {edge: 'e:1', token_env: T, allow_upstreams: ['h']}", "node.allow_upstreams[0]", "HOST:PORT"),
-        ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'file:x'}", "store.url", "version"),
+        ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'sqlite:x'}", "store.url", "file:PATH"),
+        ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'file:'}", "store.url", "file:PATH"),
+        ("node: {edge: 'e:1', token_env: T}\nstore: {url: 3}", "store.url", "file:PATH"),
         ("node: {edge: 'e:1', token_env: T}\nmetrics: {listen: '127.0.0.1:1'}", "metrics.listen", "version"),
         ("node: {edge: 'e:1', token_env: T}\nreconnect: {max_attempts: -1}", "reconnect.max_attempts", "equal to 0"),
         (
@@ -440,6 +442,28 @@ def test_two_entries_do_not_share_a_secret() -> None:
 def test_a_node_file_is_checked(text: str, where: str, advice: str) -> None:
     found = node_faults(text, {"T": "tok"})
     assert any(f": {where}: " in line and advice in line for line in found), found
+
+
+@pytest.mark.req("EXEC-9")
+@pytest.mark.parametrize(
+    ("section", "kept"),
+    [
+        ("", "file:{base}/iop.db?cache=shared&mode=rwc"),
+        ("store: {}", "file:{base}/iop.db?cache=shared&mode=rwc"),
+        ("store: {url: 'file:sub/x.db'}", "file:{base}/sub/x.db"),
+        ("store: {url: 'file:/var/lib/iop.db?mode=rwc'}", "file:/var/lib/iop.db?mode=rwc"),
+        ("store: {url: 'file::memory:'}", "file::memory:"),
+        ("store: {url: null}", None),
+    ],
+)
+def test_a_run_store_lies_beside_the_file_unless_it_says_otherwise(
+    tmp_path: Path, section: str, kept: str | None
+) -> None:
+    folder = tmp_path / "with ?and#"
+    folder.mkdir()
+    (folder / "node.yaml").write_text(f"node: {{edge: 'e:1', token_env: T}}\n{section}\n")
+    url = load_node(folder / "node.yaml", env={"T": "t"}).store.url
+    assert url == (kept.format(base=f"{tmp_path}/with%20%3Fand%23") if kept is not None else None)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
