@@ -87,7 +87,7 @@ async def test_the_table_says_the_same(stack: Stack) -> None:
         assert head.startswith("edge edge-1  version ")
         assert head.endswith("  leases 1  waiting 1")
         rows = [line.split() for line in lines]
-        assert ["n1", "yes", "one", "openai_compat", "available", "available", "1/1", "-"] in rows
-        assert ["n2", "no", "absent", "openai_compat", "unavailable", "offline", "0/0", "-"] in rows
+        assert ["n1", "yes", "one", "openai_compat", "available", "available", "1/1", "0", "-", "1"] in rows
+        assert ["n2", "no", "absent", "openai_compat", "unavailable", "offline", "0/0", "0", "-", "-"] in rows
         (waiting,) = [row for row in rows if row[:2] == ["one", "1"]]
         assert waiting[3] == "1"

@@ -1,8 +1,9 @@
-"""``iop-edge``: serve, check, init, demo, status."""
+"""``iop-edge``: serve, check, init, demo, status, reload."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,14 +61,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.set_defaults(run=_demo)
 
     status = commands.add_parser("status", help="show a running edge", description="Shows what a running edge does.")
+    _of_running_edge(status)
+    status.add_argument("--json", action="store_true", help="print /admin/status as it is")
+    status.add_argument("--watch", action="store_true", help="show it again and again, until interrupted")
     status.add_argument(
+        "--interval", metavar="SECONDS", type=_seconds, default=2.0, help="between two looks of --watch (default: 2)"
+    )
+    status.set_defaults(run=_status)
+
+    reload = commands.add_parser(
+        "reload",
+        help="let a running edge read its file again",
+        description="Lets a running edge read its file again and says what changed. With a fault in the file the edge "
+        "goes on as it is, every fault is printed, and the exit code is 2.",
+    )
+    _of_running_edge(reload)
+    reload.set_defaults(run=_reload)
+    return main_of(parser, argv)
+
+
+def _of_running_edge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {DEFAULT_ADMIN})"
     )
-    status.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
-    status.add_argument("--json", action="store_true", help="print /admin/status as it is")
-    status.add_argument("--watch", action="store_true", help="print it again every two seconds")
-    status.set_defaults(run=_status)
-    return main_of(parser, argv)
+    parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 86_400:
+        raise argparse.ArgumentTypeError("write seconds, from 0.01 to 86400")
+    return value
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -77,7 +104,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from iop.edge.app import run
 
     watch_input(arguments)
-    return run(config, log_format=arguments.log_format)
+    return run(config, functools.partial(load_edge, arguments.config), log_format=arguments.log_format)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -112,19 +139,30 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     from iop.cli.status import show
 
-    address = DEFAULT_ADMIN
-    if arguments.config is not None:
-        from iop.config.load import load_edge
+    return show(_admin(arguments), as_json=arguments.json, every_s=arguments.interval if arguments.watch else None)
 
-        listen = load_edge(arguments.config).admin.listen
-        if listen is None:
-            raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
-        address = str(listen)
-    try:
-        admin = HostPort.parse(arguments.admin or address)
-    except ValueError as error:
-        raise Usage(f"--admin: {error}") from None
-    return show(admin, as_json=arguments.json, watch=arguments.watch)
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from iop.cli.reload import reload
+
+    return reload(_admin(arguments))
+
+
+def _admin(arguments: argparse.Namespace) -> HostPort:
+    """Where the running edge has its admin listener."""
+    if arguments.admin is not None:
+        try:
+            return HostPort.parse(arguments.admin)
+        except ValueError as error:
+            raise Usage(f"--admin: {error}") from None
+    if arguments.config is None:
+        return HostPort.parse(DEFAULT_ADMIN)
+    from iop.config.load import admin_address
+
+    listen = admin_address(arguments.config)
+    if listen is None:
+        raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
+    return listen
 
 
 if __name__ == "__main__":

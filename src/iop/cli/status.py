@@ -3,59 +3,61 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
-from http.client import HTTPException
 from typing import Any
 
+from iop.cli.admin import ask, printable
 from iop.cli.program import Exit, Usage
 from iop.config.fields import HostPort
 
 __all__ = ["show", "table"]
 
 TIMEOUT_S = 5.0
-WATCH_S = 2.0
-ANSWER_BYTES = 64 << 20
 
 
-def show(admin: HostPort, *, as_json: bool, watch: bool) -> int:
-    """Prints the status once, or with ``watch`` until interrupted. Raises :class:`Usage` if there is no edge."""
+def show(admin: HostPort, *, as_json: bool, every_s: float | None) -> int:
+    """Prints the status once, or with ``every_s`` again and again until interrupted.
+
+    On a terminal each look takes the place of the one before; elsewhere each is a block of its own, with an empty line
+    behind it, and as JSON a line. A look at which no edge answers says so on one line, in the watch: the edge may be
+    about to restart. Without the watch that is a ConnectionError; :class:`Usage` if it is no edge that answers.
+    """
     while True:
-        answer = _fetch(admin)
-        if as_json:
-            print(json.dumps(answer, indent=None if watch else 2), flush=True)
-        else:
-            if watch and sys.stdout.isatty():
-                print("\x1b[H\x1b[2J", end="")
-            print("\n".join(table(answer)), flush=True)
-        if not watch:
+        try:
+            lines = _look(admin, as_json, every_s is not None)
+        except ConnectionError as error:
+            if every_s is None:
+                raise
+            text = f"{time.strftime('%H:%M:%S')}  {error.strerror}; looking again"
+            lines = [json.dumps({"error": text})] if as_json else [text]
+        if every_s is None:
+            print("\n".join(lines), flush=True)
             return Exit.OK
-        time.sleep(WATCH_S)
+        if as_json:
+            print(lines[0], flush=True)
+        elif sys.stdout.isatty():
+            print(_in_place(lines), end="", flush=True)
+        else:
+            print("\n".join(lines), end="\n\n", flush=True)
+        time.sleep(every_s)
 
 
-def _fetch(admin: HostPort) -> dict[str, Any]:
-    # Without the handlers of the environment: a proxy has no business with this address.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{admin}/admin/status", timeout=TIMEOUT_S) as response:
-            answer = json.loads(response.read(ANSWER_BYTES))
-    except urllib.error.HTTPError as error:
-        with error:
-            raise Usage(f"{admin} answered {error.code}; is it the admin address of an edge?") from None
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise ConnectionError(
-            0, f"no edge answers on {admin}: {text}; is it running, with this admin.listen?"
-        ) from None
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise Usage(f"{admin} did not answer with JSON; is it the admin address of an edge?")
-    return answer
+def _look(admin: HostPort, as_json: bool, watch: bool) -> list[str]:
+    status, answer = ask(admin, "GET", "/admin/status", timeout_s=TIMEOUT_S)
+    if status >= 300:
+        raise Usage(f"{admin} answered {status}; is it the admin address of an edge?")
+    return [json.dumps(answer, indent=None if watch else 2)] if as_json else list(table(answer))
+
+
+def _in_place(lines: list[str]) -> str:
+    """Written over what is there, line by line, so that nothing flickers; what does not fit is told, not scrolled."""
+    columns, rows = shutil.get_terminal_size()
+    if len(lines) > rows - 1:
+        lines = [*lines[: rows - 2], f"... {len(lines) - rows + 2} more lines"]
+    return "\x1b[H" + "".join(f"{line[:columns]}\x1b[K\n" for line in lines) + "\x1b[J"
 
 
 def table(status: dict[str, Any]) -> Iterator[str]:
@@ -63,6 +65,7 @@ def table(status: dict[str, Any]) -> Iterator[str]:
     edge = status.get("edge", {})
     yield (
         f"edge {_text(edge, 'id')}  version {_text(edge, 'version')}  up {_duration(edge.get('uptime_s'))}"
+        f"  revision {_text(edge, 'revision')}"
         f"  leases {_text(status, 'leases_in_use')}  waiting {_text(status, 'waiting')}"
     )
     yield ""
@@ -73,12 +76,15 @@ def table(status: dict[str, Any]) -> Iterator[str]:
             "yes" if node.get("connected") else "no",
             *(_text(provider, key) for key in ("id", "kind", "status", "health")),
             f"{_text(provider, 'in_use')}/{_text(provider, 'capacity')}",
+            _text(provider, "lingering"),
             _text(provider, "engine_running"),
+            _config(node),
         )
         for node in nodes
         for provider in node.get("providers", []) or [{}]
     ]
-    yield from _aligned(("NODE", "UP", "PROVIDER", "KIND", "STATUS", "HEALTH", "IN USE", "ENGINE"), providers)
+    head = ("NODE", "UP", "PROVIDER", "KIND", "STATUS", "HEALTH", "IN USE", "LINGERING", "ENGINE", "CONFIG")
+    yield from _aligned(head, providers)
     yield ""
     models = [
         (
@@ -90,14 +96,37 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         for model in status.get("models", [])
     ]
     yield from _aligned(("MODEL", "WAITING", "OLDEST MS", "CANDIDATES"), models)
+    config = edge.get("config")
+    notes = [
+        *(f"needs a restart: {name}" for name in _list(config, "needs_restart")),
+        *(f"the last reload was refused: {fault}" for fault in _list(config, "faults")),
+    ]
+    if notes:
+        yield ""
+        yield from notes
+
+
+def _config(node: dict[str, Any]) -> str:
+    """The revision that a node has applied; the one that it is to have, if that is another; and what it refused."""
+    applied, wanted, refused = _text(node, "applied_revision"), _text(node, "revision"), node.get("config_refused")
+    text = applied if applied in (wanted, "-") else f"{applied}, not yet {wanted}"
+    if node.get("connected") and wanted == "-":
+        text = "removed, leaves"
+    if isinstance(refused, dict):
+        text += f" (refused {' '.join(_text(refused, key) for key in ('revision', 'code', 'ref'))})"
+    return text
+
+
+def _list(item: object, key: str) -> list[str]:
+    value = item.get(key) if isinstance(item, dict) else None
+    return [printable(entry) for entry in value] if isinstance(value, list) else []
 
 
 def _text(item: dict[str, Any], key: str) -> str:
     value = item.get(key)
     if value is None:
         return "-"
-    text = f"{value:.0f}" if isinstance(value, float) else str(value)
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(f"{value:.0f}" if isinstance(value, float) else value)
 
 
 def _duration(seconds: object) -> str:

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from iop.config.edge import EdgeConfig
-from iop.config.fields import Context, Fault
+from iop.config.fields import Context, Fault, HostPort
 from iop.config.node import NodeConfig
-from iop.config.rules import edge_faults, node_faults
+from iop.config.rules import ADMIN_LISTEN, edge_faults, node_faults
 from iop.config.source import Lines, read_tree
 from iop.errors import ConfigError
 
-__all__ = ["load_edge", "load_node", "parse_edge", "parse_node"]
+__all__ = ["admin_address", "load_edge", "load_node", "parse_edge", "parse_node"]
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -33,6 +33,22 @@ def load_edge(path: str | Path, *, env: Mapping[str, str] = os.environ) -> EdgeC
 def load_node(path: str | Path, *, env: Mapping[str, str] = os.environ) -> NodeConfig:
     """Reads a node's file; as :func:`load_edge`."""
     return parse_node(_read(path), source=str(path), base=Path(path).parent, env=env)
+
+
+def admin_address(path: str | Path, *, env: Mapping[str, str] = os.environ) -> HostPort | None:
+    """Where an edge with this file has its admin listener, None if it has none. Reads nothing else, so that neither a
+    fault elsewhere nor a secret that only the edge is given stands in the way. Raises ConfigError."""
+    tree, _, faults = read_tree(_read(path), env)
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path}: {fault.message}" for fault in faults] or [f"{path}: not the file of an edge"])
+    section = tree.get("admin", {})
+    if section is None or (isinstance(section, dict) and "listen" in section and section["listen"] is None):
+        return None
+    address = section.get("listen", ADMIN_LISTEN) if isinstance(section, dict) else section
+    try:
+        return HostPort.parse(str(address))
+    except ValueError as error:
+        raise ConfigError([f"{path}: admin.listen: {error}"]) from None
 
 
 def parse_edge(

@@ -1,5 +1,5 @@
-"""The admin listener: ``/metrics``, ``/admin/status`` and ``/admin/events`` (OBS-4). Loopback by default; it answers
-nothing else.
+"""The admin listener: ``/metrics``, ``/admin/status``, ``/admin/events`` and ``/admin/reload`` (OBS-4). Loopback by
+default; it answers nothing else.
 
 A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
 addresses are served when it listens there.
@@ -15,7 +15,8 @@ from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
 from iop.edge.front import require_local
-from iop.errors import IopError, MethodNotAllowed, RouteNotFound
+from iop.edge.reload import Reloaded
+from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, RouteNotFound
 from iop.net.http.exchange import Exchange
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
@@ -23,6 +24,7 @@ from iop.observability.metrics import EdgeMetrics
 
 __all__ = ["Admin"]
 
+_JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 _PATHS = frozenset({b"/metrics", b"/admin/status", b"/admin/events"})
 
 
@@ -35,6 +37,7 @@ class Admin:
         metrics: EdgeMetrics,
         status: Callable[[], dict[str, Any]],
         events: EventBus,
+        reload: Callable[[Callable[[Reloaded | IopError], None]], None],
         *,
         local_only: bool,
     ) -> None:
@@ -42,6 +45,7 @@ class Admin:
         self._events = events
         self._metrics = metrics
         self._status = status
+        self._reload = reload
         self._local_only = local_only
 
     def head_received(self, ex: Exchange) -> None:
@@ -54,8 +58,10 @@ class Admin:
         try:
             if self._local_only:
                 require_local(ex.head.host, ex.head.get(b"origin"))
+            if ex.head.path == b"/admin/reload":
+                return self._reload_asked(ex)
             if ex.head.path not in _PATHS:
-                raise RouteNotFound("the admin listener has /metrics, /admin/status and /admin/events")
+                raise RouteNotFound("the admin listener has /metrics and /admin/: status, events, reload")
             if ex.head.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed("GET, HEAD")
             if ex.head.path == b"/admin/events":
@@ -64,12 +70,42 @@ class Admin:
                     ex.context = Feed(self._runtime, self._events, ex, wanted)
                 else:
                     ex.respond(200, b"content-type: text/event-stream\r\n", b"")
-                return
+                return None
             kind, body = self._page(ex.head.path)
         except IopError as exc:
             self.fail(ex, exc)
         else:
             ex.respond(200, b"content-type: %b\r\ncache-control: no-store\r\n" % kind, body)
+        return None
+
+    def _reload_asked(self, ex: Exchange) -> None:
+        """Answered when the file was read. Raises what cannot be answered with an outcome."""
+        if ex.head.method != b"POST":
+            raise MethodNotAllowed("POST")
+        origin = ex.head.get(b"origin")
+        if origin is not None and origin.partition(b"://")[2] != ex.head.host:
+            raise Forbidden("a page of another origin may not change anything here")
+
+        def answer(outcome: Reloaded | IopError) -> None:
+            if ex.done:
+                return  # whoever asked has left; the log says what became of it
+            if isinstance(outcome, Reloaded):
+                body = {
+                    "result": outcome.result,
+                    "revision": outcome.revision,
+                    "changed": outcome.change.changed,
+                    "needs_restart": outcome.change.needs_restart,
+                    "nodes": outcome.nodes,
+                }
+                ex.respond(200, _JSON, json.dumps(body).encode())
+            elif isinstance(outcome, ConfigError):
+                message = "the file was refused; the edge goes on with the configuration that it has"
+                error = {"type": "invalid_request_error", "code": outcome.code, "param": None, "message": message}
+                ex.respond(400, _JSON, json.dumps({"error": {**error, "faults": outcome.faults}}).encode())
+            else:
+                self.fail(ex, outcome)
+
+        self._reload(answer)
 
     def _page(self, path: bytes) -> tuple[bytes, bytes]:
         if path == b"/metrics":

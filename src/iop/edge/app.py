@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import time
 from typing import Any
 
 from iop import __version__
-from iop.config.edge import EdgeConfig, NodeEntry, ProviderEntry, without_effect
+from iop.config.diff import compare
+from iop.config.edge import EdgeConfig, without_effect
+from iop.edge import plan
 from iop.edge.admin import Admin
-from iop.edge.dispatch import Dispatcher, ProviderSettings
+from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
-from iop.edge.front import Access, Front, ModelInfo
+from iop.edge.front import Front
 from iop.edge.nodes import NodeServer
+from iop.edge.reload import Load, Reloaded, Reloader
 from iop.net import loop as net_loop
 from iop.net.http.exchange import ServerLimits
 from iop.net.http.server import HttpServer
@@ -23,7 +28,6 @@ from iop.observability import logs
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.pool import Pool
-from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
 from iop.wire import limits
 from iop.wire import messages as m
 
@@ -31,22 +35,22 @@ __all__ = ["Edge", "run"]
 
 log = logging.getLogger("iop.edge")
 
-REVISION = 1
 DRAIN_POLL_S = 0.1
 CLOSE_FLUSH_S = 0.2
 
 
-def run(config: EdgeConfig, *, log_format: logs.LogFormat = "console") -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code (0 after an orderly end, 1 if a port is taken)."""
+def run(config: EdgeConfig, load: Load | None = None, *, log_format: logs.LogFormat = "console") -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code (0 after an orderly end, 1 if a port is taken). ``load``
+    reads the configuration again for a reload."""
     sink = logs.setup(log_format)
     try:
-        return net_loop.run(lambda runtime: _serve(config, runtime, sink))
+        return net_loop.run(lambda runtime: _serve(config, load, runtime, sink))
     finally:
         sink.close()
 
 
-async def _serve(config: EdgeConfig, runtime: Runtime, sink: logs.Sink) -> int:
-    edge = Edge(config, runtime, sink)
+async def _serve(config: EdgeConfig, load: Load | None, runtime: Runtime, sink: logs.Sink) -> int:
+    edge = Edge(config, runtime, sink, load)
     try:
         await edge.start()
     except OSError as exc:
@@ -64,6 +68,16 @@ async def _serve(config: EdgeConfig, runtime: Runtime, sink: logs.Sink) -> int:
         stop.set()
 
     net_loop.on_signals(runtime.loop, on_signal)
+    on_terminal = os.isatty(2)
+
+    def on_hangup() -> None:
+        """SIGHUP says two things: read the file again, and that the terminal has gone that we were started on."""
+        if on_terminal and not os.isatty(2):
+            on_signal(signal.SIGHUP)
+        elif not stop.is_set():
+            edge.reloader.ask()
+
+    runtime.loop.add_signal_handler(signal.SIGHUP, on_hangup)
     gc.freeze()
     await stop.wait()
     await edge.drain()
@@ -78,7 +92,7 @@ class Edge:
     ``http_port``, ``node_port`` and ``admin_port`` are what was bound, once started.
     """
 
-    def __init__(self, config: EdgeConfig, runtime: Runtime, sink: logs.Sink) -> None:
+    def __init__(self, config: EdgeConfig, runtime: Runtime, sink: logs.Sink, load: Load | None = None) -> None:
         self.config = config
         self.runtime = runtime
         self.metrics = EdgeMetrics()
@@ -88,12 +102,15 @@ class Edge:
         self._started_at = runtime.loop.time()
         self._draining = False
         self._hurry = asyncio.Event()
+        self.revision = 1  # of the configuration; counts up with each change, from the start of the program
+        self.reloader = Reloader(runtime, self.metrics, load, self.reload)
+        told = plan.payloads(config, self.revision)
         self.dispatcher = Dispatcher(
             runtime,
             self.pool,
             self.metrics,
             sink,
-            {p.id: _settings(p) for n in config.nodes for p in n.providers},
+            plan.settings(config),
             window_bytes=config.transport.stream_window_bytes,
             max_buffered_bytes=config.transport.max_buffered_bytes,
             events=self.events,
@@ -103,8 +120,8 @@ class Edge:
             self.pool,
             self.metrics,
             self.dispatcher.perform,
-            tokens={n.token_hash: n.id for n in config.nodes},
-            payloads={n.id: _payload(n) for n in config.nodes},
+            tokens=plan.tokens(config),
+            payloads=told,
             max_frame_bytes=config.transport.max_frame_bytes,
             timing=limits.timing_from_environment(),
             events=self.events,
@@ -112,58 +129,64 @@ class Edge:
         self.dispatcher.nodes = self.nodes
         self.front = Front(
             self.dispatcher,
-            Access({k.key_hash: k.principal for k in config.http.api_keys}, not config.http.allow_anonymous),
-            _models(config),
+            plan.access(config.http),
+            plan.models(config),
             max_body_bytes=config.http.max_body_bytes,
             started_at=int(time.time()),
             ready=lambda: not self._draining,
         )
-        http = config.http
         self.http = HttpServer(
             runtime,
             self.front,
             self.front.fail,
-            ServerLimits(
-                http.max_body_bytes,
-                http.max_buffered_body_bytes,
-                http.max_header_bytes,
-                http.client_idle_timeout_sec,
-                http.header_timeout_sec,
-                http.body_timeout_sec,
-                http.idle_timeout_sec,
-                http.max_connections,
-            ),
+            plan.server_limits(config.http),
         )
         self.admin: HttpServer | None = None
         if config.admin.listen is not None:
-            admin = Admin(runtime, self.metrics, self.status, self.events, local_only=config.admin.listen.is_loopback)
+            admin = Admin(
+                runtime,
+                self.metrics,
+                self.status,
+                self.events,
+                self.reloader.ask,
+                local_only=config.admin.listen.is_loopback,
+            )
             self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=65536))
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
-        self._configure()
+        self._configure(told)
 
-    def _configure(self) -> None:
-        config = self.config
-        actions = self.pool.configure(
-            nodes=[n.id for n in config.nodes],
-            providers=[
-                ProviderSpec(
-                    n.id, p.id, p.kind, p.capacity, p.effective_long_capacity, p.long_threshold_tokens, p.enabled
-                )
-                for n in config.nodes
-                for p in n.providers
-            ],
-            groups=[
-                GroupSpec(g.id, [Candidate(c.node, c.provider, c.target, c.priority) for c in g.candidates], g.aliases)
-                for g in config.models
-            ],
-            limits=QueueLimits(
-                config.queue.timeout_ms / 1000, config.queue.max_waiters, config.queue.max_waiters_per_principal
-            ),
-            now=self.dispatcher.now,
-        )
-        self.dispatcher.perform(actions)
+    # ---- the configuration (CONF-2) ----------------------------------------------------------------------------------
+
+    def reload(self, wanted: EdgeConfig) -> Reloaded:
+        """Takes over a changed configuration, whole or not at all. Raises ConfigError and changes nothing.
+
+        Nothing else runs in between: a request sees the old configuration or the new one. What a request has (its
+        principal, its place in the queue, its lease, its provider's clocks) stays as it is.
+        """
+        change = compare(self.config, wanted)
+        revision = self.revision + bool(change.changed)
+        told = plan.payloads(change.config, revision, self.nodes.payloads)
+        for text in sorted({*without_effect(change.config)} - {*without_effect(self.config)}):
+            log.warning("setting_without_effect", extra={"fields": {"setting": text}})
+        self.config, self.revision = change.config, revision
+        nodes = self._configure(told)
+        return Reloaded(revision, change, nodes)
+
+    def _configure(self, told: dict[str, m.NodeConfigPayload]) -> list[str]:
+        """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
+        config, d = self.config, self.dispatcher
+        d.providers = plan.settings(config)
+        d.window_bytes = config.transport.stream_window_bytes
+        d.max_buffered_bytes = config.transport.max_buffered_bytes
+        self.front.configure(plan.access(config.http), plan.models(config), config.http.max_body_bytes)
+        self.http.limits = plan.server_limits(config.http)
+        self.nodes.max_frame_bytes = config.transport.max_frame_bytes
+        acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
+        d.perform(self.pool.configure(**plan.pool_arguments(config), now=d.now, acked=acked))
+        d.watch_queue()
+        return self.nodes.refresh()
 
     async def start(self) -> None:
         """Binds all listeners. Raises OSError when one cannot be had."""
@@ -185,6 +208,7 @@ class Edge:
     async def drain(self) -> None:
         """Refuses what is new and waits, up to edge.drain_timeout_sec, for what is going on."""
         self._draining = True
+        self.reloader.close()
         log.info("draining", extra={"fields": {"requests": len(self.dispatcher.live)}})
         self.http.stop_accepting()
         self.nodes.stop_accepting()
@@ -200,6 +224,7 @@ class Edge:
     def close(self) -> None:
         """Ends what is left: requests are cut with a typed error, nodes are told goodbye."""
         self._draining = True
+        self.reloader.close()
         self.dispatcher.stop_all()
         self.nodes.close(grace_ms=1000)
         self.http.stop_accepting()
@@ -213,7 +238,11 @@ class Edge:
         snapshot = self.pool.snapshot(self.dispatcher.now)
         engines = self.nodes.engine_figures()
         nodes = [
-            {**node, "providers": [{**p, **engine_fields(engines.get(p["id"]))} for p in node["providers"]]}
+            {
+                **node,
+                **self.nodes.config_of(node["id"]),
+                "providers": [{**p, **engine_fields(engines.get(p["id"]))} for p in node["providers"]],
+            }
             for node in snapshot["nodes"]
         ]
         return {
@@ -221,8 +250,13 @@ class Edge:
                 "id": self.config.edge.id,
                 "version": __version__,
                 "uptime_s": round(self.runtime.loop.time() - self._started_at, 1),
-                "revision": REVISION,
+                "revision": self.revision,
                 "draining": self._draining,
+                "config": {
+                    "applied_at": round(self.reloader.applied_at, 3),
+                    "needs_restart": list(self.reloader.needs_restart),
+                    "faults": self.reloader.faults,
+                },
             },
             **snapshot,
             "nodes": nodes,
@@ -244,6 +278,10 @@ class Edge:
         metrics.buffered_bytes.watch(lambda: http.stats.buffered_body_bytes)
         metrics.nodes.watch(nodes.connected)
         metrics.nodes_configured.watch(lambda: len(self.config.nodes))
+        metrics.nodes_out_of_date.watch(nodes.out_of_date)
+        metrics.config_revision.watch(lambda: self.revision)
+        metrics.config_applied_at.watch(lambda: self.reloader.applied_at)
+        metrics.config_refused.watch(lambda: int(bool(self.reloader.faults)))
         metrics.link_bytes.watch(nodes.link_bytes)
         metrics.frames.watch(nodes.link_frames)
         metrics.late_frames.watch(nodes.late_frames)
@@ -252,41 +290,3 @@ class Edge:
         metrics.engine_drift.watch(lambda: drift(nodes.engine_figures()))
         metrics.event_subscribers.watch(lambda: self.events.subscribers)
         metrics.events_lost.watch(lambda: self.events.lost)
-
-
-def _settings(p: ProviderEntry) -> ProviderSettings:
-    return ProviderSettings(p.response_stall_timeout_ms, p.first_response_timeout_ms, p.stores_responses)
-
-
-def _payload(node: NodeEntry) -> m.NodeConfigPayload:
-    """What the node is told (REG-1). No secret is in it (TUN-6)."""
-    return m.NodeConfigPayload(
-        node.id,
-        REVISION,
-        [
-            m.ProviderConfig(
-                p.id,
-                p.kind,
-                p.base_url or "",
-                p.capacity,
-                p.connect_timeout_ms,
-                int(p.idle_sec * 1000),
-                p.reuse_delay_ms,
-                p.api_key_env or "",
-                p.health.path,
-                p.health.timeout_ms,
-                p.enabled,
-            )
-            for p in node.providers
-        ],
-    )
-
-
-def _models(config: EdgeConfig) -> dict[str, ModelInfo]:
-    """Every name that clients may use."""
-    names: dict[str, ModelInfo] = {}
-    for group in config.models:
-        info = ModelInfo(group.id, group.request_timeout_ms / 1000)
-        names[group.id] = info
-        names.update(dict.fromkeys(group.aliases, info))
-    return names

@@ -19,6 +19,7 @@ from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
 from iop.edge.commands import Commands
 from iop.edge.engines import EngineFigures, EnginePoll
+from iop.edge.refresh import ConfigState
 from iop.net.link import Link
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 from iop.observability.events import EVENTS, EventBus, NodeChanged
@@ -64,7 +65,9 @@ class NodeLink:
         self.generation = 0
         self.adapters: list[str] = []
         self.node_version = ""
-        self.applied_revision = 0
+        self.config = ConfigState(server, self.session, self._log)
+        self.leave_at: float | None = None  # its node is no longer configured
+        self._token = b""  # hash
         self.held: dict[str, int] = {}
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, lambda provider_id: server.pool.units_of(self.node_id, provider_id))
@@ -127,32 +130,39 @@ class NodeLink:
                 f"use matching versions (edge {__version__}, node {request.node_version})",
             )
         # The lookup key is a hash of what the peer sent: its timing tells nothing about a stored token (REG-1).
-        node_id = server.tokens.get(hashlib.sha256(request.token.encode()).digest())
+        self._token = hashlib.sha256(request.token.encode()).digest()
+        node_id = server.tokens.get(self._token)
         if node_id is None:
-            return self.reject(m.RejectReason.UNKNOWN_TOKEN, "no node of this edge has this token")
+            return self.reject(m.RejectReason.UNKNOWN_TOKEN, _NO_NODE)
         if server.closing:
             return self.reject(m.RejectReason.SHUTTING_DOWN, "the edge is shutting down")
-        self.node_id = node_id
+        self.node_id = self.config.node_id = node_id
         return self._claim()
 
     def _claim(self) -> None:
         server = self.server
         now = server.now
+        if server.tokens.get(self._token) != self.node_id:  # no longer, since the present owner was asked
+            return self.reject(m.RejectReason.UNKNOWN_TOKEN, _NO_NODE)
         answer = server.pool.claim(self.node_id, now)
         if isinstance(answer, Claim):
+            payload = server.payloads[self.node_id]
             try:
-                self.session.accept(server.payloads[self.node_id], __version__, now)
+                self.session.accept(payload, __version__, now)
             except ValueError:
                 server.pool.lost(self.node_id, answer.generation, now)
-                self.reject(m.RejectReason.CONFIG_BUILD_FAILED, "the node's configuration is too large for one message")
-                return
+                return self.reject(
+                    m.RejectReason.CONFIG_BUILD_FAILED, "the node's configuration is too large for one message"
+                )
             self.generation = answer.generation
+            self.config.sent = payload.revision
             server.owners[self.node_id] = self
-            return
+            return None
         owner = server.owners[self.node_id]
         # Any byte counts: the probe asks whether the owner lives, not what it says (REG-2).
         probe = OwnerProbe(owner.session.probe() if owner.session.state is not State.CLOSED else 0, now)
         server.runtime.wheel.arm(PROBE_TICK_S, lambda: self._judge(owner, probe))
+        return None
 
     def _judge(self, owner: NodeLink, probe: OwnerProbe) -> None:
         if self.session.state is not State.REGISTERING:
@@ -187,26 +197,17 @@ class NodeLink:
         payload = self.server.payloads.get(self.node_id)
         if payload is None or request.node_id != self.node_id:
             return self._refuse(m.RejectReason.IDENTITY_MISMATCH)
-        self.held = {entry.provider_id: entry.slots for entry in request.held}
-        self.applied_revision = request.revision
-        if request.revision < payload.revision and self.session.state is State.PENDING:
-            # Refreshed and acked before activation (REG-3).
-            return self.session.send(m.ConfigRefreshRequest(payload))
+        if self.session.state is State.PENDING:
+            self.held = {entry.provider_id: entry.slots for entry in request.held}
+            self.config.applied = request.revision
+            if not self.config.up_to_date:
+                self.config.send()  # and acked before activation (REG-3)
+                return None
         return self._activate()
-
-    def _refresh_acked(self, response: m.ConfigRefreshResponse) -> None:
-        payload = self.server.payloads.get(self.node_id)
-        if response.applied:
-            self.applied_revision = response.revision
-            self.engines.refresh()
-        if payload is not None and self.session.state is State.PENDING:
-            if response.applied and response.revision >= payload.revision:
-                self._activate()
-            else:
-                self._refuse(m.RejectReason.CONFIG_BUILD_FAILED)
 
     def _activate(self) -> None:
         server = self.server
+        server.refusals.pop(self.node_id, None)
         readiness = server.pool.ready(self.node_id, self.generation, self.held, server.now)
         if readiness.outcome is ReadyOutcome.STALE:
             return self._refuse(m.RejectReason.STALE_CONNECTION)
@@ -220,9 +221,35 @@ class NodeLink:
         self.session.refuse_ready(reason)
         self.link.close(reason.name.lower())
 
+    # ---- configuration (CONF-2) --------------------------------------------------------------------------------------
+
+    def _refresh_answered(self, response: m.ConfigRefreshResponse) -> None:
+        server = self.server
+        final = self.config.answered(response)
+        if response.applied and self.config.applied == response.revision:
+            self.engines.refresh()
+        if not final:
+            return
+        if self.session.state is State.READY:
+            settle = server.pool.applied if response.applied else server.pool.refused
+            server.perform(settle(self.node_id, self.generation, server.now))
+        elif response.applied:
+            self._activate()
+        else:
+            self._refuse(m.RejectReason.CONFIG_BUILD_FAILED)
+
+    def leave_when_done(self, now: float) -> None:
+        """The node is no longer configured: its last request ends the connection, or its time is up."""
+        if self.leave_at is not None and (now >= self.leave_at or not self.server.pool.leases_of(self.node_id)):
+            self._log(logging.INFO, "node_removed")
+            self.session.goodbye(m.GoodbyeReason.SHUTDOWN, code="removed")
+            self._close("removed")
+
     # ---- the rest ----------------------------------------------------------------------------------------------------
 
     def _goodbye(self, message: m.Goodbye) -> None:
+        if message.reason is m.GoodbyeReason.CONFIG_REJECTED and self.node_id in self.server.payloads:
+            self.config.refused(message.code, message.ref)
         self._log(logging.INFO, "node_goodbye", reason=message.reason.name.lower(), code=message.code, ref=message.ref)
         self._close("goodbye")
 
@@ -234,6 +261,10 @@ class NodeLink:
     def tick(self, now: float) -> None:
         """The clocks of the session, and the end of its stream ids (WIRE-4): the node comes back and counts from 1."""
         self.session.tick(now)
+        self.leave_when_done(now)
+        if self.session.state is State.READY and self.config.overdue(now):
+            # Whoever waits for what it was to bring waits no longer.
+            self.server.perform(self.server.pool.refused(self.node_id, self.generation, now))
         self.commands.tick(now)
         if self.session.state is State.READY:
             self.engines.tick(now)
@@ -256,16 +287,19 @@ class NodeLink:
     _HANDLERS: Mapping[type[Any], Callable[[NodeLink, Any], None]] = {
         m.RegisterRequest: _register,
         m.NodeReadyRequest: _ready,
-        m.ConfigRefreshResponse: _refresh_acked,
+        m.ConfigRefreshResponse: _refresh_answered,
         m.NodeCommandResponse: _command_answered,
         m.Goodbye: _goodbye,
         m.EdgeNodeEvent: _event,
     }
 
 
+_NO_NODE = "no node of this edge has this token"
+
+
 class NodeServer:
     """The node port. ``tokens`` maps SHA-256 of a token to its node, ``payloads`` holds each node's configuration;
-    ``perform`` carries out what the pool decided."""
+    ``perform`` carries out what the pool decided. ``refusals`` says, by node, what it did not take last, and why."""
 
     def __init__(
         self,
@@ -291,6 +325,7 @@ class NodeServer:
         self.timing = timing
         self.links: set[NodeLink] = set()
         self.owners: dict[str, NodeLink] = {}
+        self.refusals: dict[str, dict[str, Any]] = {}
         self.stats = NodeStats()
         self.closing = False
         self._server: asyncio.Server | None = None
@@ -307,6 +342,53 @@ class NodeServer:
             lambda: NodeLink(self, self.runtime.loop.time()).link, host, port, backlog=LISTEN_BACKLOG, ssl=ssl
         )
         return int(self._server.sockets[0].getsockname()[1])
+
+    def configure(
+        self, tokens: Mapping[bytes, str], payloads: Mapping[str, m.NodeConfigPayload], *, drain_s: float
+    ) -> set[str]:
+        """From here on these nodes and tokens count (CONF-2). A connection outlives a change of its token; that of a
+        node which is no longer there ends with its last request, after ``drain_s`` at the latest.
+
+        Returns the nodes that have all of theirs already. The pool has to hear of the change before :meth:`refresh`.
+        """
+        self.tokens = tokens
+        self.payloads = payloads
+        self.refusals = {node_id: said for node_id, said in self.refusals.items() if node_id in payloads}
+        leave_at = self.now + drain_s
+        for node_id, link in self.owners.items():
+            if node_id in payloads:
+                link.leave_at = None
+            elif link.leave_at is None:
+                link.leave_at = leave_at
+        return {
+            node_id
+            for node_id, link in self.owners.items()
+            if node_id in payloads and link.config.up_to_date and link.session.state is State.READY
+        }
+
+    def refresh(self) -> list[str]:
+        """Sends ready nodes what has changed for them, and parts with those that are gone. Returns whom it was sent."""
+        sent = []
+        for node_id, link in list(self.owners.items()):
+            link.leave_when_done(self.now)
+            if link.session.state is State.READY and link.config.send():
+                sent.append(node_id)
+        return sent
+
+    def out_of_date(self) -> int:
+        """Ready nodes that have not applied what they are to have."""
+        return sum(link.session.state is State.READY and not link.config.up_to_date for link in self.owners.values())
+
+    def config_of(self, node_id: str) -> dict[str, Any]:
+        """A node's part of the status: which revision it is to have (None: it is no longer configured), which one it
+        applied (None: not connected), and what it refused."""
+        payload, link = self.payloads.get(node_id), self.owners.get(node_id)
+        ready = link is not None and link.session.state is State.READY
+        return {
+            "revision": payload.revision if payload is not None else None,
+            "applied_revision": link.config.applied if link is not None and ready else None,
+            "config_refused": self.refusals.get(node_id),
+        }
 
     def session(self, node_id: str, generation: int) -> EdgeSession | None:
         """The session that a lease of this generation goes to, or None if it is no longer the node's ready owner."""

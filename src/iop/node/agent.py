@@ -15,13 +15,12 @@ from iop import __version__
 from iop._fast.relay import ProviderStream
 from iop.errors import IopError, NodeDraining, ProtocolError, RequestCancelled, UnknownProvider
 from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
-from iop.execution.gate import CapacityGate
 from iop.net.link import Link
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS
-from iop.node.adapters.echo import EchoServer
+from iop.node.backends import Backends
 from iop.node.commands import Commands
-from iop.node.provider import Allowance, ConfigRejected, Provider
+from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
 from iop.node.supervisor_policy import Ended
 from iop.node.tunnel import Tunnel
@@ -37,6 +36,7 @@ log = logging.getLogger("iop.node.agent")
 
 WATCH_TICK_S = 0.25
 
+_Then = Callable[[m.NodeConfigPayload, ConfigRejected | None], None]
 
 _REJECTED: dict[m.RejectReason, Ended] = {
     m.RejectReason.UNKNOWN_TOKEN: Ended.UNKNOWN_TOKEN,
@@ -53,58 +53,6 @@ _TIMEOUTS: dict[str, Ended] = {
     "ready_timeout": Ended.READY_TIMEOUT,
     "register_timeout": Ended.READY_TIMEOUT,
 }
-
-
-class Backends:
-    """The providers of this node and the gate in front of them."""
-
-    def __init__(self, runtime: Runtime, allowance: Allowance) -> None:
-        self.runtime = runtime
-        self.allowance = allowance
-        self.gate = CapacityGate()
-        self.providers: dict[str, Provider] = {}
-        self.revision = 0
-        self._echo: dict[str, EchoServer] = {}
-
-    async def apply(self, payload: m.NodeConfigPayload) -> None:
-        """Takes over a configuration whole, or raises ConfigRejected and changes nothing (REG-3)."""
-        wanted = {p.id: p for p in payload.providers if p.enabled}
-        fresh: dict[str, Provider] = {}
-        started: list[EchoServer] = []
-        try:
-            for provider_id, config in wanted.items():
-                present = self.providers.get(provider_id)
-                if present is not None and present.config == config:
-                    fresh[provider_id] = present
-                    continue
-                base_url = config.base_url
-                if config.kind in ADAPTERS and ADAPTERS[config.kind].built_in:
-                    if provider_id not in self._echo:
-                        self._echo[provider_id] = server = EchoServer(self.runtime)
-                        started.append(server)
-                        await server.start()
-                    base_url = self._echo[provider_id].base_url
-                fresh[provider_id] = Provider(self.runtime, config, self.allowance, base_url)
-        except (ConfigRejected, OSError):
-            for provider_id, provider in fresh.items():
-                if self.providers.get(provider_id) is not provider:
-                    provider.close()
-            for server in started:
-                server.close()
-                self._echo = {k: v for k, v in self._echo.items() if v is not server}
-            raise
-        before, self.providers = self.providers, fresh
-        for provider_id, provider in before.items():
-            if fresh.get(provider_id) is not provider:
-                provider.close()
-        self.gate.configure({p.id: p.max_concurrency for p in wanted.values()})
-        self.revision = payload.revision
-
-    def close(self) -> None:
-        for provider in self.providers.values():
-            provider.close()
-        for server in self._echo.values():
-            server.close()
 
 
 class Agent:
@@ -136,6 +84,7 @@ class Agent:
         self._on_ready = on_ready
         self._outcome: tuple[Ended, str] | None = None
         self._applying: asyncio.Task[None] | None = None
+        self._next: tuple[m.NodeConfigPayload, _Then] | None = None
         self._ticking = True
 
     @property
@@ -197,31 +146,42 @@ class Agent:
     def _refresh(self, request: m.ConfigRefreshRequest) -> None:
         self._apply(request.config, self._say_refreshed)
 
-    def _apply(self, payload: m.NodeConfigPayload, then: Callable[[m.NodeConfigPayload], None]) -> None:
-        before = self._applying
+    def _apply(self, payload: m.NodeConfigPayload, then: _Then) -> None:
+        """Takes over a configuration and says how that went. One at a time; of those that come meanwhile the last one
+        alone is of interest (CONF-2)."""
+        self._next = payload, then
+        if self._applying is None or self._applying.done():
+            self._applying = self.runtime.loop.create_task(self._apply_next())
 
-        async def work() -> None:
-            if before is not None:
-                await asyncio.wait([before])
+    async def _apply_next(self) -> None:
+        while self._next is not None:
+            (payload, then), self._next = self._next, None
+            refusal: ConfigRejected | None = None
             try:
                 await self.backends.apply(payload)
-            except (ConfigRejected, OSError) as exc:
-                ref = exc.ref if isinstance(exc, ConfigRejected) else ""
-                text = exc.message if isinstance(exc, ConfigRejected) else "the built-in provider cannot listen"
-                self._finish(Ended.BAD_CONFIG, text)
-                self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=ConfigRejected.code, ref=ref)
-                self.link.close("config_rejected")
-                return
+            except ConfigRejected as exc:
+                refusal = exc
+            except Exception as exc:
+                log.error("config_broken", exc_info=exc)
+                refusal = ConfigRejected("?", "a fault of the node itself; see its log")
             if self.session.state is not State.CLOSED:
-                then(payload)
+                then(payload, refusal)
 
-        self._applying = self.runtime.loop.create_task(work())
-
-    def _say_ready(self, payload: m.NodeConfigPayload) -> None:
+    def _say_ready(self, payload: m.NodeConfigPayload, refusal: ConfigRejected | None) -> None:
+        if refusal is not None:
+            self._finish(Ended.BAD_CONFIG, refusal.message)
+            self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=refusal.code, ref=refusal.ref)
+            self.link.close("config_rejected")
+            return
         held = [m.HeldSlots(provider_id, n) for provider_id, n in self.backends.gate.carry_over().items()]
         self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held), self.now)
 
-    def _say_refreshed(self, payload: m.NodeConfigPayload) -> None:
+    def _say_refreshed(self, payload: m.NodeConfigPayload, refusal: ConfigRejected | None) -> None:
+        if refusal is not None:
+            log.warning("config_refused", extra={"fields": {"revision": payload.revision, "detail": refusal.message}})
+            self.session.send(m.ConfigRefreshResponse(payload.revision, False, refusal.code, refusal.ref))
+            return
+        log.info("config_applied", extra={"fields": {"revision": payload.revision}})
         self.session.send(m.ConfigRefreshResponse(payload.revision, True))
 
     def _ready(self, response: m.NodeReadyResponse) -> None:
@@ -232,7 +192,7 @@ class Agent:
             self.link.close("refused")
 
     def _goodbye(self, message: m.Goodbye) -> None:
-        self._finish(Ended.GOODBYE, message.reason.name.lower())
+        self._finish(Ended.GOODBYE, message.code or message.reason.name.lower())
         self.link.close("goodbye")
 
     # ---- work --------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class Provider:
-    """One backend. ``close`` lets running calls end on their own connections."""
+    """One backend. ``retire`` lets running calls end on their own connections."""
 
     __slots__ = ("_fixed_lines", "adapter", "config", "origin", "pool")
 
@@ -163,6 +163,10 @@ class Provider:
             raise InvalidArgument("the body is not as long as announced")
         if request.response_stall_timeout_ms > STALL_MS_MAX or (request.first_response_timeout_ms or 0) > STALL_MS_MAX:
             raise InvalidArgument(f"a stall timeout is at most {STALL_MS_MAX} ms")
+
+    def retire(self) -> None:
+        """Another takes its place: running calls, those that are still connecting included, go on to their end."""
+        self.pool.retire()
 
     def close(self) -> None:
         self.pool.close()

@@ -295,6 +295,22 @@ class EdgeMetrics(Metrics):
         self.buffered_bytes = self._gauge("buffered_body_bytes", "Request bodies held in memory.")
         self.nodes = self._gauge("nodes_connected", "Nodes that are ready for dispatch.")
         self.nodes_configured = self._gauge("nodes_configured", "Nodes of the configuration.")
+        self.nodes_out_of_date = self._gauge(
+            "nodes_out_of_date", "Ready nodes that have not applied what the file says."
+        )
+        self.config_revision = self._gauge("config_revision", "Number of the configuration, from the start.")
+        self.config_applied_at = self._gauge(
+            "config_last_reload_timestamp_seconds", "When the file was last taken over."
+        )
+        self.config_refused = self._gauge("config_last_reload_refused", "1 if the last reload was refused.")
+        self.config_reloads = self._counter(
+            "config_reloads", "Readings of the file, by result.", result=("applied", "unchanged", "refused")
+        )
+        self.config_refreshes = self._counter(
+            "config_refreshes",
+            "Configurations sent to ready nodes, and their answers.",
+            result=("sent", "applied", "refused", "overdue", "stale"),
+        )
         self.node_rejections = self._counter("node_rejections", "Registrations refused.", reason=_OPEN)
         self.node_sessions = self._counter("node_sessions_ended", "Sessions of ready nodes that ended.", reason=_OPEN)
         self.link_bytes = self._watched("link_bytes", "Bytes exchanged with nodes.", direction=DIRECTIONS)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from iop.cli import status
 from iop.cli.edge import main
 from iop.config.load import load_edge, load_node
+from tests.unit.cli.fake_admin import STATUS, Admin
 
 ROOT = Path(__file__).parents[3]
 
@@ -120,48 +118,6 @@ def test_init_where_it_may_not_write(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 # ---- status ---------------------------------------------------------------------------------------------------------
 
-STATUS = {
-    "edge": {"id": "edge-1", "version": "0.1.0", "uptime_s": 3725.4, "revision": 1},
-    "leases_in_use": 2,
-    "waiting": 1,
-    "nodes": [
-        {
-            "id": "gpu-1",
-            "connected": True,
-            "providers": [
-                {"id": "p1", "kind": "vllm", "status": "available", "health": "available", "capacity": 8, "in_use": 2}
-            ],
-        },
-        {"id": "gpu-2", "connected": False, "providers": []},
-    ],
-    "models": [{"id": "m\x1b[2J", "waiting": 1, "oldest_wait_ms": 120.6, "candidates": [{}, {}]}],
-}
-
-
-class Admin(BaseHTTPRequestHandler):
-    body = b""
-    code = 200
-
-    def do_GET(self) -> None:
-        self.send_response(self.code)
-        self.send_header("content-length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def admin() -> Iterator[tuple[type[Admin], str]]:
-    handler = type("Handler", (Admin,), {"body": json.dumps(STATUS).encode()})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield handler, f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
 
 def test_status_is_a_table(
     admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -170,14 +126,17 @@ def test_status_is_a_table(
     assert call(["status", "--admin", admin[1]]) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        "edge edge-1  version 0.1.0  up 1h02m  leases 2  waiting 1",
+        "edge edge-1  version 0.1.0  up 1h02m  revision 3  leases 2  waiting 1",
         "",
-        "NODE   UP   PROVIDER  KIND  STATUS     HEALTH     IN USE  ENGINE",
-        "gpu-1  yes  p1        vllm  available  available  2/8     -",
-        "gpu-2  no   -         -     -          -          -/-     -",
+        "NODE   UP   PROVIDER  KIND  STATUS     HEALTH     IN USE  LINGERING  ENGINE  CONFIG",
+        "gpu-1  yes  p1        vllm  available  available  2/8     1          -       2, not yet 3",
+        "gpu-2  no   -         -     -          -          -/-     -          -       - (refused 3 bad p?2)",
         "",
         "MODEL  WAITING  OLDEST MS  CANDIDATES",
         "m?[2J  1        121        2",
+        "",
+        "needs a restart: http.listen",
+        "the last reload was refused: edge.yaml:3: capacity: ?[2J",
     ]
 
 
@@ -212,4 +171,4 @@ def test_status_without_an_admin_listener(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_status_without_figures_is_still_a_table() -> None:
-    assert next(iter(status.table({}))) == "edge -  version -  up -  leases -  waiting -"
+    assert next(iter(status.table({}))) == "edge -  version -  up -  revision -  leases -  waiting -"

@@ -383,10 +383,14 @@ class ProviderPool:
         self.runtime.wheel.arm(SWEEP_S, self._sweep)
 
     def close(self) -> None:
-        """Closes what is idle and gives up connects; calls that run go on, their connections are not kept."""
-        self._closed = True
+        """Closes what is idle and gives up connects: their calls hear nothing any more."""
         for call in list(self._tasks):
             self.forsake(call)
+        self.retire()
+
+    def retire(self) -> None:
+        """Closes what is idle. Calls go on, connects included; their connections are not kept."""
+        self._closed = True
         for connection in list(self._idle):
             connection.close()
         self._idle.clear()

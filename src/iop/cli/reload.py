@@ -1,0 +1,41 @@
+"""``iop-edge reload``: lets a running edge read its file again, and says what came of it (CONF-2)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from iop.cli.admin import ask, printable
+from iop.cli.program import Exit
+from iop.config.fields import HostPort
+
+__all__ = ["reload"]
+
+TIMEOUT_S = 60.0  # longer than the edge allows itself for reading
+
+
+def reload(admin: HostPort) -> int:
+    """Asks, prints, and returns the exit code: 2 with all faults on stderr if the file was refused. Raises as ``ask``
+    does."""
+    status, answer = ask(admin, "POST", "/admin/reload", timeout_s=TIMEOUT_S)
+    if status >= 300:
+        error: dict[str, Any] = answer["error"]
+        faults = error.get("faults")
+        for fault in faults if isinstance(faults, list) else []:
+            print(printable(fault), file=sys.stderr)
+        print(f"iop-edge: {printable(error.get('message', status))}", file=sys.stderr)
+        return Exit.USAGE if faults else Exit.FAILURE
+    said = "took over" if answer.get("result") == "applied" else "nothing changed in"
+    print(f"{said} revision {printable(answer.get('revision'))}")
+    for name in _list(answer, "changed"):
+        print(f"  changed: {name}")
+    for name in _list(answer, "needs_restart"):
+        print(f"  needs a restart, and stays as it is until then: {name}")
+    if nodes := _list(answer, "nodes"):
+        print(f"  told: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
+    return Exit.OK
+
+
+def _list(answer: dict[str, Any], key: str) -> list[str]:
+    value = answer.get(key)
+    return [printable(item) for item in value] if isinstance(value, list) else []

@@ -1,0 +1,113 @@
+"""The providers of this node and the gate in front of them: what outlives connections and refreshes (EXEC-3, CONF-2).
+
+A configuration is taken over whole or not at all. Everything that is new or has changed is built first; only then do
+the old ones make room, in one step. A provider that goes keeps its running calls, which end on their own connections
+and on the slots that they hold; one of which only the capacity changed stays as it is, kept connections included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from iop.execution.gate import CapacityGate
+from iop.net.loop import Runtime
+from iop.node.adapters import ADAPTERS
+from iop.node.adapters.echo import EchoServer
+from iop.node.provider import Allowance, ConfigRejected, Provider
+from iop.wire import messages as m
+
+__all__ = ["Backends"]
+
+SWEEP_S = 1.0
+
+
+class Backends:
+    """See the module. ``revision`` is that of the configuration in force; the edge's numbers begin again when it
+    restarts, so they are never compared here."""
+
+    def __init__(self, runtime: Runtime, allowance: Allowance) -> None:
+        self.runtime = runtime
+        self.allowance = allowance
+        self.gate = CapacityGate()
+        self.providers: dict[str, Provider] = {}
+        self.revision = 0
+        self._echo: dict[str, EchoServer] = {}
+        self._sweeping = False
+        self._turn = asyncio.Lock()
+
+    async def apply(self, payload: m.NodeConfigPayload) -> None:
+        """Takes over a configuration whole, or raises ConfigRejected and changes nothing (REG-3, CONF-2)."""
+        async with self._turn:
+            await self._apply(payload)
+
+    async def _apply(self, payload: m.NodeConfigPayload) -> None:
+        wanted = {p.id: p for p in payload.providers if p.enabled}
+        fresh: dict[str, Provider] = {}
+        built: list[Provider] = []
+        started: dict[str, EchoServer] = {}
+        try:
+            for provider_id, config in wanted.items():
+                present = self.providers.get(provider_id)
+                if present is not None and _same_backend(present.config, config):
+                    fresh[provider_id] = present
+                    continue
+                base_url = config.base_url
+                if _built_in(config):
+                    server = self._echo.get(provider_id)
+                    if server is None:
+                        server = started[provider_id] = EchoServer(self.runtime)
+                        await server.start()
+                    base_url = server.base_url
+                fresh[provider_id] = provider = Provider(self.runtime, config, self.allowance, base_url)
+                built.append(provider)
+        except BaseException as exc:  # cancelled, too: what was built serves nobody
+            for provider in built:
+                provider.close()
+            for server in started.values():
+                server.close()
+            if isinstance(exc, OSError):
+                raise ConfigRejected(provider_id, "the built-in provider cannot listen") from None
+            raise
+        before, self.providers = self.providers, fresh
+        self._echo.update(started)
+        self.gate.configure({p.id: p.max_concurrency for p in wanted.values()})
+        self.revision = payload.revision
+        for provider_id, provider in before.items():
+            if fresh.get(provider_id) is provider:
+                provider.config = wanted[provider_id]
+            else:
+                provider.retire()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Ends built-in servers that are not configured any more, once their last call is over."""
+        if self._sweeping:
+            return
+        unused = [i for i in self._echo if i not in self.providers or not _built_in(self.providers[i].config)]
+        for provider_id in [i for i in unused if not self.gate.held(i)]:
+            unused.remove(provider_id)
+            self._echo.pop(provider_id).close()
+        if unused:
+            self._sweeping = True
+            self.runtime.wheel.arm(SWEEP_S, self._sweep_again)
+
+    def _sweep_again(self) -> None:
+        self._sweeping = False
+        self._sweep()
+
+    def close(self) -> None:
+        for provider in self.providers.values():
+            provider.close()
+        for server in self._echo.values():
+            server.close()
+
+
+def _built_in(config: m.ProviderConfig) -> bool:
+    adapter = ADAPTERS.get(config.kind)
+    return adapter is not None and adapter.built_in
+
+
+def _same_backend(present: m.ProviderConfig, wanted: m.ProviderConfig) -> bool:
+    """All but the capacity, which is the gate's alone."""
+    return replace(present, max_concurrency=wanted.max_concurrency) == wanted
