@@ -17,8 +17,8 @@ import sqlite3
 import time
 from typing import Literal
 
-import aiosqlite
 import msgspec
+from aiosqlite import Connection, connect
 
 __all__ = ["MAX_PENDING", "MAX_ROWS", "Run", "RunStore", "Status"]
 
@@ -92,7 +92,7 @@ class RunStore:
         self._max_pending = max_pending
         self._pending: dict[int, Run] = {}
         self._last_id = self._first_id = time.time_ns() // 1000
-        self._db: aiosqlite.Connection | None = None
+        self._db: Connection | None = None
         self._some = asyncio.Event()  # there is something to write
         self._now = asyncio.Event()  # and it should not wait for more
         self._task: asyncio.Task[None] | None = None
@@ -178,8 +178,7 @@ class RunStore:
             self._some.clear()
             self._now.clear()
             if batch and not await self._write([msgspec.structs.astuple(run) for run in batch.values()]):
-                # They wait, under what has become of them since: a row is written as it is then.
-                self._pending = {**batch, **self._pending}
+                self._pending = batch | self._pending  # they wait, and are written as they are then
             if closing:
                 return
             if self._pending:
@@ -210,9 +209,9 @@ class RunStore:
             log.info("store_recovered", extra={"fields": {"dropped": self.dropped}})
         return True
 
-    async def _open(self) -> aiosqlite.Connection:
+    async def _open(self) -> Connection:
         assert self._url is not None
-        connecting = aiosqlite.connect(self._url, uri=True, timeout=RETRY_S)
+        connecting = connect(self._url, uri=True, timeout=RETRY_S)
         connecting._thread.daemon = True  # a disk that hangs must not keep the program from ending
         db = await connecting
         self._db = db

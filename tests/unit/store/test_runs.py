@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 
 from iop.store.runs import Run, RunStore
@@ -115,6 +116,13 @@ async def test_what_a_crash_left_running_is_interrupted_at_the_next_start(tmp_pa
 async def test_without_a_disk_runs_go_on_and_rows_wait_within_a_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tries: list[object] = []
+
+    def connect(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
+        tries.append(args)
+        return aiosqlite.connect(*args, **kwargs)
+
+    monkeypatch.setattr("iop.store.runs.connect", connect)
     monkeypatch.setattr("iop.store.runs.RETRY_S", 0.02)
     caplog.set_level(logging.INFO)
     folder = tmp_path / "not-there"
@@ -129,6 +137,7 @@ async def test_without_a_disk_runs_go_on_and_rows_wait_within_a_bound(
         store.ended(runs[0], "complete")
         store.ended(runs[4], "complete")
         assert store.dropped == 2
+        await until(lambda: len(tries) > 3)
         folder.mkdir()
         await until(lambda: store.written == 3)
         assert {row["run_id"]: row["status"] for row in rows(folder / "iop.db")} == {
@@ -148,8 +157,9 @@ async def test_a_lock_costs_no_row_and_own_runs_are_not_taken_for_left_ones(
     monkeypatch.setattr("iop.store.runs.RETRY_S", 0.02)
     path = tmp_path / "iop.db"
     async with opened(path) as store:
-        first = begin(store, "first")
-        await until(lambda: store.written == 1)
+        first, still = begin(store, "first"), begin(store, "still")
+        assert still is not None
+        await until(lambda: store.written == 2)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         begin(store, "second")
@@ -157,8 +167,12 @@ async def test_a_lock_costs_no_row_and_own_runs_are_not_taken_for_left_ones(
         store.ended(first, "complete")
         other.execute("COMMIT")
         other.close()
-        await until(lambda: store.written == 3)
-        assert {row["run_id"]: row["status"] for row in rows(path)} == {"first": "complete", "second": "running"}
+        await until(lambda: store.written == 4)
+        assert {row["run_id"]: row["status"] for row in rows(path)} == {
+            "first": "complete",
+            "still": "running",
+            "second": "running",
+        }
         assert store.dropped == 0
 
 
