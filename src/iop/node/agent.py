@@ -85,6 +85,7 @@ class Agent:
         self._outcome: tuple[Ended, str] | None = None
         self._applying: asyncio.Task[None] | None = None
         self._next: tuple[m.NodeConfigPayload, _Then] | None = None
+        self._owed: list[m.CallClosed] = []  # ends of slots that were reported as held, until the edge is ready
         self._ticking = True
 
     @property
@@ -99,6 +100,8 @@ class Agent:
 
     def link_lost(self, link: Link, reason: str) -> None:
         self._ticking = False
+        if self.backends.owed_to == self.call_closed:
+            self.backends.owed_to = None
         if self._applying is not None:
             self._applying.cancel()
         self.session.close()
@@ -173,6 +176,7 @@ class Agent:
             self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=refusal.code, ref=refusal.ref)
             self.link.close("config_rejected")
             return
+        self.backends.owed_to = self.call_closed
         held = [m.HeldSlots(provider_id, n) for provider_id, n in self.backends.gate.carry_over().items()]
         self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held), self.now)
 
@@ -187,6 +191,9 @@ class Agent:
     def _ready(self, response: m.NodeReadyResponse) -> None:
         if response.ready:
             self._on_ready()
+            owed, self._owed = self._owed, []
+            for closed in owed:
+                self.session.send(m.EdgeNodeEvent(call_closed=closed))
         else:
             self._finish(_REJECTED.get(response.reason, Ended.STALE_CONNECTION), "the edge refused the ready node")
             self.link.close("refused")
@@ -246,12 +253,15 @@ class Agent:
         status: Status = "complete" if code is None else "cancelled" if code == RequestCancelled.code else "error"
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
-            self.call_closed(tunnel.slot.provider_id, stream_id)
+            self.backends.call_closed(tunnel.slot.provider_id, stream_id)
 
     def call_closed(self, provider_id: str, stream_id: int) -> None:
-        """The end of a unit that the edge counts as lingering (POOL-12)."""
+        """The end of a unit that the edge counts as lingering (POOL-12), or will when it is ready."""
+        closed = m.CallClosed(provider_id, stream_id)
         if self.session.state is State.READY:
-            self.session.send(m.EdgeNodeEvent(call_closed=m.CallClosed(provider_id, stream_id)))
+            self.session.send(m.EdgeNodeEvent(call_closed=closed))
+        elif self.session.state is State.PENDING:
+            self._owed.append(closed)
 
     def _command(self, request: m.NodeCommandRequest) -> None:
         self.commands.received(request)

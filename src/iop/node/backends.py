@@ -8,6 +8,7 @@ and on the slots that they hold; one of which only the capacity changed stays as
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from iop.execution.gate import CapacityGate
@@ -32,6 +33,8 @@ class Backends:
         self.gate = CapacityGate()
         self.providers: dict[str, Provider] = {}
         self.revision = 0
+        #: Hears the end of slots that an edge counts (:meth:`call_closed`): set by the connection that reported them.
+        self.owed_to: Callable[[str, int], None] | None = None
         self._echo: dict[str, EchoServer] = {}
         self._sweeping = False
         self._turn = asyncio.Lock()
@@ -95,6 +98,12 @@ class Backends:
     def _sweep_again(self) -> None:
         self._sweeping = False
         self._sweep()
+
+    def call_closed(self, provider_id: str, stream_id: int) -> None:
+        """A slot whose end an edge is owed is free (POOL-12). The connection on which it counts now hears of it: after
+        a reconnect that is not the one on which its call was opened. Without one nobody counts it."""
+        if self.owed_to is not None:
+            self.owed_to(provider_id, stream_id)
 
     def close(self) -> None:
         for provider in self.providers.values():

@@ -1,0 +1,125 @@
+"""One connection of a node: what it says about slots that outlive the connection before it (POOL-12)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from iop.execution.gate import Slot
+from iop.net.loop import Runtime
+from iop.node.agent import Agent
+from iop.node.backends import Backends
+from iop.node.provider import Allowance
+from iop.observability.metrics import NodeMetrics
+from iop.wire import codec
+from iop.wire import messages as m
+from tests.support.aio import async_test
+
+CONFIG = m.NodeConfigPayload(
+    "n1", 1, [m.ProviderConfig("p", "openai_compat", "http://127.0.0.1:9/v1", 2, enabled=True, connect_timeout_ms=100)]
+)
+
+
+class Edge:
+    """The other end of an agent's link: a transport that keeps what is written."""
+
+    def __init__(self, runtime: Runtime, backends: Backends) -> None:
+        self.agent = Agent(runtime, backends, NodeMetrics(), "token", lambda: None)
+        self._data = b""
+        self.agent.link.connection_made(self)  # type: ignore[arg-type]
+
+    def tell(self, message: Any) -> None:
+        self.agent.session.mux.feed(codec.encode(message))
+
+    def heard(self) -> list[Any]:
+        """The messages that came since the last call."""
+        self.agent.session.mux.flush_now()
+        found = []
+        while self._data:
+            end = 4 + int.from_bytes(self._data[:4], "big")
+            found.append(codec.decode(self._data[4:end]))
+            self._data = self._data[end:]
+        return found
+
+    async def registered(self) -> m.NodeReadyRequest:
+        self.tell(m.RegisterResponse(True, config=CONFIG, edge_version="1", protocol_version=1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        (ready,) = [message for message in self.heard() if isinstance(message, m.NodeReadyRequest)]
+        return ready
+
+    def closed(self) -> list[str]:
+        events = [message for message in self.heard() if isinstance(message, m.EdgeNodeEvent)]
+        return [event.call_closed.provider_id for event in events if event.call_closed is not None]
+
+    # a transport
+
+    def write(self, data: bytes) -> None:
+        self._data += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self._data += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None: ...
+
+
+def end_call(backends: Backends, slot: Slot) -> None:
+    if slot.release():
+        backends.call_closed(slot.provider_id, 5)
+
+
+@pytest.mark.req("POOL-12", "EXEC-7")
+@pytest.mark.parametrize("when", ["before the edge is ready", "after it"])
+@async_test()
+async def test_the_end_of_a_slot_is_told_to_the_edge_that_was_told_of_it(when: str) -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    backends = Backends(runtime, Allowance())
+    first = Edge(runtime, backends)
+    await first.registered()
+    first.tell(m.NodeReadyResponse(True))
+    slot = backends.gate.try_acquire("p")
+    assert slot is not None
+    first.agent.link.connection_lost(None)
+    second = Edge(runtime, backends)
+    ready = await second.registered()
+    assert [(h.provider_id, h.slots) for h in ready.held] == [("p", 1)]
+    if when == "after it":
+        second.tell(m.NodeReadyResponse(True))
+        end_call(backends, slot)
+    else:
+        end_call(backends, slot)
+        assert second.closed() == [], "the edge does not count it before it is ready"
+        second.tell(m.NodeReadyResponse(True))
+    assert second.closed() == ["p"]
+    assert first.heard() == []
+    second.agent.link.connection_lost(None)
+    backends.close()
+
+
+@pytest.mark.req("POOL-12")
+@async_test()
+async def test_a_slot_that_ends_between_two_connections_is_told_to_nobody() -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    backends = Backends(runtime, Allowance())
+    first = Edge(runtime, backends)
+    await first.registered()
+    first.tell(m.NodeReadyResponse(True))
+    slot = backends.gate.try_acquire("p")
+    assert slot is not None
+    slot.linger()
+    first.agent.link.connection_lost(None)
+    end_call(backends, slot)
+    second = Edge(runtime, backends)
+    assert (await second.registered()).held == []
+    second.tell(m.NodeReadyResponse(True))
+    assert second.closed() == []
+    second.agent.link.connection_lost(None)
+    backends.close()
