@@ -72,6 +72,7 @@ class NodeLink:
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, lambda provider_id: server.pool.units_of(self.node_id, provider_id))
         self._fenced = False
+        self._fenced_at = 0.0
 
     def _log(self, level: int, event: str, **fields: Any) -> None:
         log.log(level, event, extra={"fields": {"node": self.node_id or "?", "peer": self.link.peer, **fields}})
@@ -99,6 +100,7 @@ class NodeLink:
         """The connection counts for nothing from here on (REG-5)."""
         if not self._fenced:
             self._fenced = True
+            self._fenced_at = self.server.now
             mux, stats = self.session.mux, self.server.stats
             stats.late_frames += mux.late_frames
             stats.frames_in += mux.frames_in
@@ -260,6 +262,11 @@ class NodeLink:
 
     def tick(self, now: float) -> None:
         """The clocks of the session, and the end of its stream ids (WIRE-4): the node comes back and counts from 1."""
+        if self._fenced:
+            # Its goodbye may still leave; but a node that takes nothing would keep the socket for ever.
+            if now - self._fenced_at >= self.server.timing.write_stall_s:
+                self.link.abort("write_stalled")
+            return
         self.session.tick(now)
         self.leave_when_done(now)
         if self.session.state is State.READY and self.config.overdue(now):
