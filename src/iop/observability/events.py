@@ -31,6 +31,9 @@ EVENTS = (
     "node_rejected",
     "node_superseded",
     "node_connection_closed",
+    "node_config_applied",
+    "node_config_refused",
+    "node_removed",
 )
 
 

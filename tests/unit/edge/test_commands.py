@@ -153,6 +153,7 @@ def test_figures_go_with_their_age_and_with_the_connection() -> None:
     assert "v" in node.poll.figures
     node.poll.tick(100.0 + OLD_S + 0.1)
     assert node.poll.figures == {}
+    node.poll.tick(200.0)
     node.answer(m.ProviderTransport("v", engine_tells=True, engine_running=1, engine_counts_requests=True))
     assert "v" in node.poll.figures
     node.poll.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import iop.edge
 from iop.errors import TooManySubscribers
 from iop.observability.events import EVENTS, EventBus, NodeChanged, RunEnded, RunStarted, name_of
 from iop.observability.logs import RequestOutcome
@@ -83,6 +87,12 @@ def test_an_outline_has_no_field_for_a_text() -> None:
     }
     assert set(RunStarted.__struct_fields__) <= {*RunEnded.__struct_fields__, "attempt"}
     assert set(NodeChanged.__struct_fields__) == {"event", "ts", "node", "reason"}
+
+
+def test_what_is_logged_about_a_node_is_an_event() -> None:
+    edge = Path(iop.edge.__file__).parent
+    logged = {name for path in edge.glob("*.py") for name in re.findall(r'_log\([^"]*"(node_\w+)"', path.read_text())}
+    assert logged == {name for name in EVENTS if name.startswith("node_")}
 
 
 def test_an_event_is_one_object_with_its_name() -> None:
