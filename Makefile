@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST ?= $(BIN)/python -m pytest
+REFRESH_S ?= 300
 KERNELS := $(wildcard src/iop/_fast/*.pyx src/iop/_fast/*.pxd)
 
 # A copy of the sources, so that a sanitized kernel never replaces the one that everything else loads.
@@ -11,7 +12,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan chaos-kill proto clean build
+.PHONY: run test bench lint asan chaos-kill chaos-refresh proto clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -38,9 +39,23 @@ asan: build
 	cd $(ASAN) && IOP_SANITIZE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
 
+# The whole system under a virtual clock, with everything that may go wrong; a part of it is in make test.
+SEEDS ?= 100
+LIFECYCLES ?= 1000
+sim: build
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --lifecycles $(LIFECYCLES)
+
+# Plants known bugs in a copy of this tree; the simulation or a test must notice each. MUTANTS="name …" for some.
+mutants: build
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
 # Kills the node under load, 20 times; about 20 seconds, and no part of make test.
 chaos-kill: build
 	$(PYTEST) -s tests/chaos/test_kill.py
+
+# Changes the configuration 200 times a minute under load; five minutes, or REFRESH_S seconds.
+chaos-refresh: build
+	REFRESH_S=$(REFRESH_S) $(PYTEST) -s tests/chaos/test_refresh.py
 
 proto: build
 	mkdir -p build/proto
