@@ -12,7 +12,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan chaos-kill chaos-refresh proto clean build
+.PHONY: run test bench lint asan sim mutants chaos-kill chaos-refresh proto clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -38,6 +38,16 @@ asan: build
 		| tar -x -f - -C $(ASAN)
 	cd $(ASAN) && IOP_SANITIZE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
+
+# The whole system under a virtual clock, with everything that may go wrong; a part of it is in make test.
+SEEDS ?= 100
+LIFECYCLES ?= 1000
+sim: build
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --lifecycles $(LIFECYCLES)
+
+# Plants known bugs in a copy of this tree; the simulation or a test must notice each. MUTANTS="name …" for some.
+mutants: build
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 # The whole system under a virtual clock, with everything that may go wrong; a part of it is in make test.
 SEEDS ?= 100

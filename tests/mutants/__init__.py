@@ -1,0 +1,1 @@
+"""Known bugs, planted one at a time; see __main__.py."""

@@ -1,0 +1,1 @@
+"""The whole system under one seeded virtual clock; see world.py."""
