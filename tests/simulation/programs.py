@@ -155,7 +155,7 @@ class WatchedGate(CapacityGate):
 
 def running(agent: Agent) -> int:
     """Calls of that connection that have not ended."""
-    return len(agent.tunnels)
+    return len(agent.calls)
 
 
 class WatchedAgent(Agent):

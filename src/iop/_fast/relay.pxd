@@ -5,7 +5,15 @@ from iop._fast.scan cimport FieldScanner
 from iop._fast.sse cimport EventSplitter
 
 
-cdef class ClientStream(Stream):
+cdef class RequestStream(Stream):
+    cdef list pieces
+    cdef Py_ssize_t piece
+    cdef Py_ssize_t offset
+
+    cdef int pump(self) except -1
+
+
+cdef class ClientStream(RequestStream):
     cdef Writer writer
     cdef object owner
     cdef bytes head
@@ -19,16 +27,12 @@ cdef class ClientStream(Stream):
     cdef readonly unsigned int flags_seen
     cdef readonly bint at_boundary
     cdef readonly double progress_at
-    cdef list pieces
-    cdef Py_ssize_t piece
-    cdef Py_ssize_t offset
 
     cdef int emit(self, const char* p, Py_ssize_t n) except -1
-    cdef int pump(self) except -1
 
 
 cdef class ProviderSocket:
-    cdef public ProviderStream body
+    cdef public object body     # whose feed(bytes) takes what the provider says; None: outside_body does
     cdef readonly unsigned long long bytes_in
 
 

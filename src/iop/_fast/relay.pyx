@@ -46,26 +46,8 @@ cdef enum:
     SPANS = 64          # body spans gathered into one frame
 
 
-cdef class ClientStream(Stream):
-    """The edge's half. ``owner`` hears::
-
-        on_head(status, header_block)     answer with respond(); or discard()
-        on_commit()                       the first byte is on its way to the client: no way back
-        on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
-                                          usage is a tuple of token counts or None, failure a message or None
-
-        on_broken(exception, ended)       an owner's method raised, which is a fault of ours; ``ended`` after the
-                                          terminal. The owner ends its request; the other streams go on
-
-    A frame out of order is a fault of the node and closes its link.
-    """
-
-    def __init__(self, Writer writer not None, owner):
-        self.writer = writer
-        self.owner = owner
-        self.at_boundary = True
-
-    # ---- request body -----------------------------------------------------------------------------------------------
+cdef class RequestStream(Stream):
+    """What the edge's halves have in common: the request body goes out as the node's credit allows."""
 
     def send_body(self, list pieces not None):
         """Sends the request body in chunks, as the node's credit allows (WIRE-5). The pieces are only referenced."""
@@ -99,6 +81,26 @@ cdef class ClientStream(Stream):
 
     cdef int on_unblocked(self) except -1:
         return self.pump()
+
+
+cdef class ClientStream(RequestStream):
+    """The edge's half. ``owner`` hears::
+
+        on_head(status, header_block)     answer with respond(); or discard()
+        on_commit()                       the first byte is on its way to the client: no way back
+        on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
+                                          usage is a tuple of token counts or None, failure a message or None
+
+        on_broken(exception, ended)       an owner's method raised, which is a fault of ours; ``ended`` after the
+                                          terminal. The owner ends its request; the other streams go on
+
+    A frame out of order is a fault of the node and closes its link.
+    """
+
+    def __init__(self, Writer writer not None, owner):
+        self.writer = writer
+        self.owner = owner
+        self.at_boundary = True
 
     # ---- response ---------------------------------------------------------------------------------------------------
 
@@ -253,7 +255,7 @@ cdef class ClientStream(Stream):
 
 
 cdef class ProviderSocket:
-    """Receives for one provider connection: while ``body`` is set, bytes go straight to that stream, without a Python
+    """Receives for one provider connection: while ``body`` is set, bytes go straight to its ``feed``, without a Python
     frame between the socket and the relay; else the subclass's ``outside_body(data)`` hears them."""
 
     def data_received(self, bytes data not None):

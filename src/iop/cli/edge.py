@@ -1,9 +1,10 @@
-"""``iop-edge``: serve, check, init, demo, status, reload."""
+"""``iop-edge``: serve, check, init, demo, status, reload, run."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     _of_running_edge(reload)
     reload.set_defaults(run=_reload)
+
+    run = commands.add_parser(
+        "run",
+        help="send one prompt through a running edge",
+        description="Runs a prompt and prints the answer as it comes. With --model it waits for a free slot like any "
+        "request; with --adapter and --target it goes straight to a node, past the queue. Ctrl-C cancels it.",
+    )
+    _of_running_edge(run)
+    run.add_argument("prompt", metavar="PROMPT", nargs="+", help="what to ask; - reads it from standard input")
+    run.add_argument("--model", default="", help="a model of the edge, or one of its aliases")
+    run.add_argument("--node", default="", help="the node to run at; not needed while only one is connected")
+    run.add_argument("--adapter", default="", help="a provider of that node, or its kind if it is the only one of it")
+    run.add_argument("--target", default="", help="the model's name at that provider")
+    run.add_argument("--options", metavar="JSON", default="", help='such as {"max_tokens": 100}')
+    run.add_argument("--session", metavar="ID", default="", help="a name of yours that is echoed on every event")
+    run.add_argument("--background", action="store_true", help="print the run's id and leave; it goes on")
+    run.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=600.0, help="for all of it (default: 600)")
+    run.add_argument("--json", action="store_true", help="print the run's events, one JSON object a line")
+    run.set_defaults(run=_run)
     return main_of(parser, argv)
 
 
@@ -146,6 +166,28 @@ def _reload(arguments: argparse.Namespace) -> int:
     from iop.cli.reload import reload
 
     return reload(_admin(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from iop.cli.run import read_prompt, run
+
+    options = None
+    if arguments.options:
+        try:
+            options = json.loads(arguments.options)
+        except ValueError:
+            raise Usage("--options: write a JSON object") from None
+    asked = {
+        "model": arguments.model,
+        "node": arguments.node,
+        "adapter": arguments.adapter,
+        "target": arguments.target,
+        "prompt": read_prompt(arguments.prompt),
+        "options": options,
+        "session_id": arguments.session,
+        "background": arguments.background,
+    }
+    return run(_admin(arguments), asked, timeout_s=arguments.timeout, as_json=arguments.json)
 
 
 def _admin(arguments: argparse.Namespace) -> HostPort:

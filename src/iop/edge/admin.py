@@ -1,5 +1,5 @@
-"""The admin listener: ``/metrics``, ``/admin/status``, ``/admin/events`` and ``/admin/reload`` (OBS-4). Loopback by
-default; it answers nothing else.
+"""The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``reload`` and ``runs`` (OBS-4).
+Loopback by default; it answers nothing else.
 
 A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
 addresses are served when it listens there.
@@ -16,6 +16,7 @@ from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
 from iop.edge.front import require_local
 from iop.edge.reload import Reloaded
+from iop.edge.rundesk import RunFeed
 from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, RouteNotFound
 from iop.net.http.exchange import Exchange
 from iop.net.loop import Runtime
@@ -25,6 +26,7 @@ from iop.observability.metrics import EdgeMetrics
 __all__ = ["Admin"]
 
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
+RUNS = b"/admin/runs"
 _PATHS = frozenset({b"/metrics", b"/admin/status", b"/admin/events"})
 
 
@@ -37,8 +39,9 @@ class Admin:
         metrics: EdgeMetrics,
         status: Callable[[], dict[str, Any]],
         events: EventBus,
-        reload: Callable[[Callable[[Reloaded | IopError], None]], None],
         *,
+        reload: Callable[[Callable[[Reloaded | IopError], None]], None],
+        runs: Callable[[Exchange, bytes], RunFeed],
         local_only: bool,
     ) -> None:
         self._runtime = runtime
@@ -46,13 +49,20 @@ class Admin:
         self._metrics = metrics
         self._status = status
         self._reload = reload
+        self._runs = runs
         self._local_only = local_only
 
     def head_received(self, ex: Exchange) -> None:
-        """Everything waits for the whole request; bodies are of no interest."""
+        """Everything waits for the whole request."""
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        ex.release_body()
+        """Only a run has a body that is of interest."""
+        if ex.head.path != RUNS:
+            ex.release_body()
+        elif ex.context is None:
+            ex.context = [piece]
+        else:
+            ex.context.append(piece)
 
     def request_complete(self, ex: Exchange) -> None:
         try:
@@ -60,8 +70,10 @@ class Admin:
                 require_local(ex.head.host, ex.head.get(b"origin"))
             if ex.head.path == b"/admin/reload":
                 return self._reload_asked(ex)
+            if ex.head.path == RUNS:
+                return self._run_asked(ex)
             if ex.head.path not in _PATHS:
-                raise RouteNotFound("the admin listener has /metrics and /admin/: status, events, reload")
+                raise RouteNotFound("the admin listener has /metrics and /admin/: status, events, reload, runs")
             if ex.head.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed("GET, HEAD")
             if ex.head.path == b"/admin/events":
@@ -78,13 +90,26 @@ class Admin:
             ex.respond(200, b"content-type: %b\r\ncache-control: no-store\r\n" % kind, body)
         return None
 
-    def _reload_asked(self, ex: Exchange) -> None:
-        """Answered when the file was read. Raises what cannot be answered with an outcome."""
+    @staticmethod
+    def _may_change(ex: Exchange) -> None:
+        """Raises MethodNotAllowed or Forbidden for what does not come from an operator."""
         if ex.head.method != b"POST":
             raise MethodNotAllowed("POST")
         origin = ex.head.get(b"origin")
         if origin is not None and origin.partition(b"://")[2] != ex.head.host:
             raise Forbidden("a page of another origin may not change anything here")
+
+    def _run_asked(self, ex: Exchange) -> None:
+        self._may_change(ex)
+        body, ex.context = b"".join(ex.context or ()), None
+        ex.release_body()
+        feed = self._runs(ex, body)
+        if not ex.done:
+            ex.context = feed
+
+    def _reload_asked(self, ex: Exchange) -> None:
+        """Answered when the file was read. Raises what cannot be answered with an outcome."""
+        self._may_change(ex)
 
         def answer(outcome: Reloaded | IopError) -> None:
             if ex.done:
@@ -114,9 +139,11 @@ class Admin:
         return b"application/json", json.dumps(self._status()).encode()
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
-        """A feed ends; other answers are written at once."""
+        """A feed ends, a run is cancelled; other answers are written at once."""
         if isinstance(ex.context, Feed):
             ex.context.close()
+        elif isinstance(ex.context, RunFeed):
+            ex.context.client_gone()
 
     def rejected(self, status: int) -> None:
         """Counted by the server."""

@@ -20,8 +20,10 @@ from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
 from iop.edge.nodes import NodeServer
 from iop.edge.reload import Load, Reloaded, Reloader
+from iop.edge.rundesk import RunFeed, open_run
+from iop.errors import ShuttingDown
 from iop.net import loop as net_loop
-from iop.net.http.exchange import ServerLimits
+from iop.net.http.exchange import Exchange, ServerLimits
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.observability import logs
@@ -35,6 +37,7 @@ __all__ = ["Edge", "run"]
 
 log = logging.getLogger("iop.edge")
 
+ADMIN_BODY_BYTES = 4 << 20  # a run's input
 DRAIN_POLL_S = 0.1
 CLOSE_FLUSH_S = 0.2
 
@@ -148,10 +151,11 @@ class Edge:
                 self.metrics,
                 self.status,
                 self.events,
-                self.reloader.ask,
+                reload=self.reloader.ask,
+                runs=self._open_run,
                 local_only=config.admin.listen.is_loopback,
             )
-            self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=65536))
+            self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=ADMIN_BODY_BYTES))
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
@@ -198,6 +202,12 @@ class Edge:
             logs.listening(log, "admin", admin.host, self.admin_port)
         self.http_port = await self.http.start(http.host, http.port)
         logs.listening(log, "http", http.host, self.http_port)
+
+    def _open_run(self, ex: Exchange, body: bytes) -> RunFeed:
+        """An operator's run (POOL-14). Raises what refuses it."""
+        if self._draining:
+            raise ShuttingDown
+        return open_run(self.dispatcher, ex, body)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from iop.wire import limits
 if TYPE_CHECKING:
     from iop.edge.nodes import NodeServer
     from iop.edge.request import ClientRequest
+    from iop.edge.runs import EdgeRun
 
 __all__ = ["Dispatcher", "ProviderSettings"]
 
@@ -63,7 +64,8 @@ class Dispatcher:
         self.providers = providers
         self.window_bytes = window_bytes
         self.max_buffered_bytes = max_buffered_bytes
-        self.live: set[ClientRequest] = set()
+        self.live: set[ClientRequest | EdgeRun] = set()
+        self.direct_runs = 0
         self.events = events or EventBus()
         self.events.on_watched = self._on_watched
         self.watched = False  # somebody listens to the bus
@@ -89,7 +91,7 @@ class Dispatcher:
         try:
             while self._todo:
                 action = self._todo.popleft()
-                request: ClientRequest = action.ticket.owner
+                request: ClientRequest | EdgeRun = action.ticket.owner
                 if isinstance(action, Granted):
                     request.granted(action.lease)
                 elif isinstance(action, Refused):

@@ -17,9 +17,11 @@ from typing import Any
 
 from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
+from iop._fast.runs import RunSink
 from iop.edge.commands import Commands
 from iop.edge.engines import EngineFigures, EnginePoll
 from iop.edge.refresh import ConfigState
+from iop.errors import InvalidArgument, NodeDisconnected
 from iop.net.link import Link
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 from iop.observability.events import EVENTS, EventBus, NodeChanged
@@ -107,12 +109,15 @@ class NodeLink:
             stats.frames_out += mux.frames_out
             stats.bytes_in += mux.bytes_in
             stats.bytes_out += mux.bytes_handed
-        self.session.close()
+        streams = self.session.close()
         self.engines.close()
         self.commands.close()
         generation, self.generation = self.generation, 0
         if generation:
             self.server.lost(self, generation, reason)
+        for stream in streams:
+            if isinstance(stream, RunSink):
+                stream.lost()  # a direct run has no lease through which it would hear of this
 
     def received(self, message: m.Message) -> None:
         handler = self._HANDLERS.get(type(message))
@@ -403,6 +408,20 @@ class NodeServer:
         if owner is None or owner.generation != generation or owner.session.state is not State.READY:
             return None
         return owner.session
+
+    def only_ready(self, node_id: str) -> tuple[str, EdgeSession]:
+        """The ready node of this name, or without one the only ready node (POOL-14). Raises NodeDisconnected, or
+        InvalidArgument when there are several."""
+        ready = {i: link.session for i, link in self.owners.items() if link.session.state is State.READY}
+        if node_id:
+            if node_id not in ready:
+                raise NodeDisconnected(f"node {node_id[:100]!r} is not connected")
+            return node_id, ready[node_id]
+        if not ready:
+            raise NodeDisconnected("no node is connected")
+        if len(ready) > 1:
+            raise InvalidArgument(f"several nodes are connected; name one of {', '.join(sorted(ready))}")
+        return next(iter(ready.items()))
 
     def connected(self) -> int:
         """Ready nodes."""

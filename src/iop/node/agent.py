@@ -13,15 +13,18 @@ from typing import Any
 
 from iop import __version__
 from iop._fast.relay import ProviderStream
+from iop._fast.runs import RunSource
 from iop.errors import IopError, NodeDraining, ProtocolError, RequestCancelled, UnknownProvider
 from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
 from iop.net.link import Link
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS
 from iop.node.backends import Backends
+from iop.node.call import ProviderCall
 from iop.node.commands import Commands
 from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
+from iop.node.runs import NormalizedRun
 from iop.node.supervisor_policy import Ended
 from iop.node.tunnel import Tunnel
 from iop.observability.metrics import NodeMetrics
@@ -75,7 +78,7 @@ class Agent:
         self.session = NodeSession(runtime.hub, self, self.now, timing=timing)
         self.link = Link(self.session, self)
         self.done: asyncio.Future[tuple[Ended, str]] = runtime.loop.create_future()
-        self.tunnels: dict[int, Tunnel] = {}
+        self.calls: dict[int, ProviderCall] = {}
         self.runs = runs or RunStore(None)
         self._rows: dict[int, Run | None] = {}  # by stream, what the store keeps of the tunnels that run
         self.commands = Commands(runtime, backends, self.answer_command)
@@ -105,8 +108,8 @@ class Agent:
         if self._applying is not None:
             self._applying.cancel()
         self.session.close()
-        for tunnel in list(self.tunnels.values()):
-            tunnel.cancel()
+        for call in list(self.calls.values()):
+            call.cancel()
         self.commands.close()
         if not self.done.done():
             self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason))
@@ -127,8 +130,8 @@ class Agent:
             return
         now = self.now
         self.session.tick(now)
-        for tunnel in list(self.tunnels.values()):
-            tunnel.tick(now)
+        for call in list(self.calls.values()):
+            call.tick(now)
         self.runtime.wheel.arm(WATCH_TICK_S, self._tick)
 
     def received(self, message: m.Message) -> None:
@@ -206,7 +209,6 @@ class Agent:
 
     def _tunnel(self, request: m.ProviderTunnelRequest) -> None:
         """Opens a tunnel, or refuses it with exactly one terminal (TUN-1)."""
-        mux = self.session.mux
         try:
             if self.draining:
                 raise NodeDraining
@@ -220,40 +222,71 @@ class Agent:
         if slot is None:
             self.metrics.capacity_refusals.add()
             return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
-        tunnel = Tunnel(self, request, provider, slot, head)
-        try:
-            mux.adopt(tunnel.stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
-        except ProtocolError:
-            slot.release()
-            raise
-        self.tunnels[request.stream_id] = tunnel
-        self._rows[request.stream_id] = self.runs.started(
-            request.run_id, request.lease.attempt, "tunnel", adapter=request.adapter, provider=request.provider_id,
-            target=request.target, session_id=request.session_id,
-        )  # fmt: skip
-        return tunnel.start()
+        self._begin(Tunnel(self, request, provider, slot, head), request)
+        return self.calls[request.stream_id].start()
 
-    def _refuse(self, request: m.ProviderTunnelRequest, failure: ExecutionFailure) -> None:
-        stream = ProviderStream(_NOBODY)
-        self.session.mux.adopt(stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
-        stream.send_terminal(codec.tunnel_error(request.stream_id, 0, on_wire(failure)))
-        self.metrics.tunnels[failure.code].value += 1
+    def _run(self, request: m.RunRequest) -> None:
+        """Opens a normalized run, or refuses it with exactly one terminal (EXEC-1)."""
+        try:
+            if self.draining:
+                raise NodeDraining
+            provider = self.backends.providers.get(request.provider_id)
+            if provider is None or provider.config.kind != request.adapter:
+                raise UnknownProvider
+            leased = request.lease.lease_id != 0
+            slot = self.backends.gate.try_acquire(request.provider_id, leased=leased)
+        except IopError as exc:
+            return self._refuse(request, failure_of(exc))
+        if slot is None:
+            self.metrics.capacity_refusals.add()
+            return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
+        run = NormalizedRun(self, request, provider, slot)
+        self._begin(run, request)
+        return run.open()
+
+    def _begin(self, call: ProviderCall, request: m.ProviderTunnelRequest | m.RunRequest) -> None:
+        try:
+            self.session.mux.adopt(call.stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
+        except ProtocolError:
+            call.slot.release()
+            raise
+        self.calls[request.stream_id] = call
+        self._rows[request.stream_id] = self.runs.started(
+            request.run_id, request.lease.attempt, call.kind, adapter=request.adapter, provider=request.provider_id,
+            target=request.target, session_id=request.session_id,
+            background=isinstance(request, m.RunRequest) and request.background,
+        )  # fmt: skip
+
+    def _refuse(self, request: m.ProviderTunnelRequest | m.RunRequest, failure: ExecutionFailure) -> None:
+        said = on_wire(failure)
+        if isinstance(request, m.RunRequest):
+            source = RunSource(_NOBODY)
+            self.session.mux.adopt(source, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
+            event = m.RunEvent(m.RunEventKind.ERROR, failure=said, session_id=request.session_id)
+            source.event(event.kind, codec.run_event(request.stream_id, 0, event))
+            self.metrics.runs[failure.code].value += 1
+        else:
+            stream = ProviderStream(_NOBODY)
+            self.session.mux.adopt(stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
+            stream.send_terminal(codec.tunnel_error(request.stream_id, 0, said))
+            self.metrics.tunnels[failure.code].value += 1
 
     def _cancel(self, request: m.CancelRequest) -> None:
-        tunnel = self.tunnels.get(request.stream_id)
-        if tunnel is not None:
-            tunnel.cancel()
+        call = self.calls.get(request.stream_id)
+        if call is not None:
+            call.cancel()
 
-    def finished(self, tunnel: Tunnel, error: IopError | None, *, owed: bool) -> None:
-        """A tunnel's call has really ended."""
-        stream_id = tunnel.stream.stream_id
-        self.tunnels.pop(stream_id, None)
+    def finished(self, call: ProviderCall, error: IopError | None, *, owed: bool) -> None:
+        """A provider's call has really ended."""
+        stream_id = call.stream.stream_id
+        self.calls.pop(stream_id, None)
         code = error.code if error is not None else None
-        self.metrics.tunnels[code or "ok"].value += 1
+        counter = self.metrics.tunnels if call.kind == "tunnel" else self.metrics.runs
+        counter[code or "ok"].value += 1
         status: Status = "complete" if code is None else "cancelled" if code == RequestCancelled.code else "error"
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
-            self.backends.call_closed(tunnel.slot.provider_id, stream_id)
+            self.backends.call_closed(call.slot.provider_id, stream_id)
 
     def call_closed(self, provider_id: str, stream_id: int) -> None:
         """The end of a unit that the edge counts as lingering (POOL-12), or will when it is ready."""
@@ -290,6 +323,7 @@ class Agent:
         m.NodeReadyResponse: _ready,
         m.ConfigRefreshRequest: _refresh,
         m.ProviderTunnelRequest: _tunnel,
+        m.RunRequest: _run,
         m.CancelRequest: _cancel,
         m.NodeCommandRequest: _command,
         m.Goodbye: _goodbye,

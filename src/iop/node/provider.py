@@ -146,6 +146,22 @@ class Provider:
             length,
         )
 
+    def run_call(self, request: m.RunRequest, given: bytes) -> tuple[bytes, bytes]:
+        """Head and body of the request that a normalized run is, with the provider's credential added (EXEC-1, TUN-6).
+
+        Raises InvalidArgument for bad input, and where the provider has no normalized form.
+        """
+        form = self.adapter.normal
+        if form is None:
+            raise InvalidArgument("this kind of provider takes no normalized runs")
+        _check_stalls(request)
+        body = form.request_body(request.target, given, request.options)
+        head = (
+            b"POST %b%b HTTP/1.1\r\n%bcontent-type: application/json\r\naccept: text/event-stream\r\n"
+            b"accept-encoding: identity\r\ncontent-length: %d\r\n\r\n"
+        )
+        return head % (self.origin.base_path, form.path, self._fixed_lines, len(body)), body
+
     async def ask(self, method: bytes, path: bytes, body: bytes = b"", *, max_bytes: int) -> tuple[int, bytes]:
         """Status and body of one question to the server itself: ``path`` counts from its root, not from the base URL.
         On a connection of its own, with the provider's credential. Raises as ``net.http.fetch`` does; the caller bounds
@@ -161,8 +177,7 @@ class Provider:
         sound = here == 0 < announced <= MAX_BODY_BYTES if request.body_follows else here == announced
         if not sound or (announced and request.method == b"GET"):
             raise InvalidArgument("the body is not as long as announced")
-        if request.response_stall_timeout_ms > STALL_MS_MAX or (request.first_response_timeout_ms or 0) > STALL_MS_MAX:
-            raise InvalidArgument(f"a stall timeout is at most {STALL_MS_MAX} ms")
+        _check_stalls(request)
 
     def retire(self) -> None:
         """Another takes its place: running calls, those that are still connecting included, go on to their end."""
@@ -170,6 +185,11 @@ class Provider:
 
     def close(self) -> None:
         self.pool.close()
+
+
+def _check_stalls(request: m.ProviderTunnelRequest | m.RunRequest) -> None:
+    if request.response_stall_timeout_ms > STALL_MS_MAX or (request.first_response_timeout_ms or 0) > STALL_MS_MAX:
+        raise InvalidArgument(f"a stall timeout is at most {STALL_MS_MAX} ms")
 
 
 @functools.lru_cache(maxsize=64)  # a client sends the same ones with all its requests: their length is not among them

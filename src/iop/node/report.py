@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from iop.execution.events import RunEvent
 from iop.execution.failure import ExecutionFailure
 from iop.wire import messages as m
 
-__all__ = ["on_wire"]
+__all__ = ["event_on_wire", "on_wire"]
+
+
+def event_on_wire(event: RunEvent, session_id: bytes) -> m.RunEvent:
+    """An event of a run as RunEvent of the wire; the kinds are the same, by name."""
+    u = event.usage
+    return m.RunEvent(
+        m.RunEventKind[event.kind.name],
+        event.text,
+        event.tool_index,
+        event.tool_call_id,
+        event.tool_name,
+        (u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens) if u is not None else None,
+        on_wire(event.failure) if event.failure is not None else None,
+        event.finish_reason,
+        session_id,
+    )
 
 
 def on_wire(failure: ExecutionFailure) -> m.ExecutionFailure:

@@ -128,14 +128,14 @@ class Supervisor:
     async def _drain(self, agent: Agent) -> None:
         """Lets running calls finish within the drain time, then cancels what is left (SUP-4, SUP-5)."""
         agent.drain(self._drain_s)
-        log.info("draining", extra={"fields": {"tunnels": len(agent.tunnels)}})
+        log.info("draining", extra={"fields": {"calls": len(agent.calls)}})
 
         def idle() -> bool:
-            return not agent.tunnels or agent.done.done()
+            return not agent.calls or agent.done.done()
 
         await self._until(idle, self._drain_s)
-        for tunnel in list(agent.tunnels.values()):
-            tunnel.cancel()
+        for call in list(agent.calls.values()):
+            call.cancel()
         await self._until(idle, LEAVE_S)  # so that the edge hears of their end
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:

@@ -1,43 +1,23 @@
-"""One raw tunnel on the node: an HTTP request to a provider, its answer relayed as frames (TUN, EXEC-7, EXEC-11).
+"""One raw tunnel on the node: an HTTP request to a provider, its answer relayed as frames (TUN).
 
-    CONNECTING ──connected──▶ WAITING ──head──▶ BODY ──body complete──▶ DONE
-        ▲  └─────────┬───────────┴───────────────┴── failure, cancel, stall, deadline ──▶ CLOSING ──call closed──▶ DONE
-        └────────────┘ (kept connection found dead before a byte was written)
-
-A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
-(EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
-until the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection
-that was dead before a byte of this request had left (TUN-5).
+What becomes of the call is :mod:`iop.node.call`'s; here is what goes into it and what its bytes become.
 """
 
 from __future__ import annotations
 
-import logging
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder
 from iop._fast.relay import ProviderStream
 from iop._fast.scan import FieldScanner
 from iop._fast.sse import EventSplitter
-from iop.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidTransition,
-    IopError,
-    ProtocolError,
-    ProviderConnectionLost,
-    ProviderProtocolError,
-    ProviderTruncated,
-    RequestCancelled,
-    ResponseStalled,
-)
-from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of, stalled
+from iop.errors import IopError, ProtocolError, ProviderConnectionLost, ProviderProtocolError, ProviderTruncated
+from iop.execution.failure import ExecutionFailure
 from iop.execution.gate import Slot
 from iop.execution.usage import read_usage
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
-from iop.net.wheel import Timer
+from iop.node.call import BODY, CONNECTING, ProviderCall
 from iop.node.provider import Provider
 from iop.node.report import on_wire
 from iop.wire import codec
@@ -46,108 +26,36 @@ from iop.wire import messages as m
 if TYPE_CHECKING:
     from iop.node.agent import Agent
 
-__all__ = ["State", "Tunnel"]
-
-log = logging.getLogger("iop.node.tunnel")
-
-CLOSE_GRACE_S = 2.0  # LIVE-5
+__all__ = ["Tunnel"]
 
 
-class State(StrEnum):
-    CONNECTING = "connecting"
-    WAITING = "waiting"
-    BODY = "body"
-    CLOSING = "closing"
-    DONE = "done"
+class Tunnel(ProviderCall):
+    """See the module."""
 
+    __slots__ = ("_eof_seen", "_sse", "_unsent_bytes")
 
-# By their bare names: looking a member up on its Enum class takes five times as long as a global.
-CONNECTING, WAITING, BODY, CLOSING, DONE = State
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    CONNECTING: frozenset({WAITING, CLOSING, DONE}),
-    WAITING: frozenset({CONNECTING, BODY, CLOSING, DONE}),
-    BODY: frozenset({CLOSING, DONE}),
-    CLOSING: frozenset({DONE}),
-    DONE: frozenset(),
-}
-
-
-class Tunnel:
-    """See the module. The agent owns it from ``start`` until it reports back with ``agent.finished``."""
-
-    __slots__ = (
-        "_agent",
-        "_connection",
-        "_deadline_at",
-        "_eof_seen",
-        "_error",
-        "_grace",
-        "_head",
-        "_heard",
-        "_idle_ms",
-        "_pieces",
-        "_provider",
-        "_request",
-        "_request_head",
-        "_reused",
-        "_sse",
-        "_started_at",
-        "_unsent_bytes",
-        "slot",
-        "state",
-        "stream",
-    )
+    kind = "tunnel"
+    stream: ProviderStream
+    _request: m.ProviderTunnelRequest
 
     def __init__(
         self, agent: Agent, request: m.ProviderTunnelRequest, provider: Provider, slot: Slot, request_head: bytes
     ) -> None:
-        now = agent.runtime.wheel.now
-        self._agent = agent
-        self._request = request
+        super().__init__(agent, request, provider, slot)
         self._request_head = request_head
-        self._provider = provider
-        self.slot = slot
         self.stream = ProviderStream(self)
-        self.state = CONNECTING
-        self._connection: Connection | None = None
-        self._head: ResponseHead | None = None
-        self._pieces: list[bytes] = [request.body] if request.body else []
+        if request.body:
+            self._pieces.append(request.body)
         self._unsent_bytes = request.body_bytes - len(request.body)  # of the body: still to come from the edge
-        self._started_at = now
-        self._deadline_at = now + request.deadline_ms / 1000 if request.deadline_ms else None
         self._eof_seen = False
-        self._idle_ms = 0
-        self._error: IopError | None = None
-        self._grace: Timer | None = None
-        self._reused = False
-        self._heard = False
         self._sse = False
 
-    # ---- the call's way out ------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
-        connection = self._provider.pool.take() if self._request.lease.attempt <= 1 else None
-        if connection is None:
-            self._provider.pool.connect(self)
-        else:
-            self.connected(connection)
+    # ---- the request -------------------------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        """A connection is there: the request goes out, as much of it as has come."""
-        self._move(WAITING)
-        self._connection = connection
-        self._reused = connection.reused
-        connection.begin(self, self._request_head)
-        for piece in self._pieces:
-            connection.writer.write(piece)
+        super().connected(connection)
         if self._request.body_follows:
             self.stream.feeds(connection.writer)
-
-    def connect_failed(self, error: IopError) -> None:
-        self._error = error
-        self._report()
 
     def on_request_body(self, data: bytes, last: bool) -> None:
         """A chunk of the request body. One that does not fit the announced length breaks the wire contract."""
@@ -187,14 +95,9 @@ class Tunnel:
 
     def on_body_end(self, extra_bytes: int) -> None:
         """The answer is whole. Bytes behind it make the connection unfit for another call."""
-        head, connection, stream = self._head, self._connection, self.stream
+        head, stream = self._head, self.stream
         assert head is not None
-        self._connection = None
-        stream.feeds(None)
-        if connection is not None:
-            sent = self._unsent_bytes == 0 and connection.writer.pending_bytes == 0
-            keep = head.keep_alive and extra_bytes == 0 and sent
-            connection.finished(keep=keep, rest_s=self._provider.rest_s if self._sse else 0.0)
+        self._let_go(sound=extra_bytes == 0 and self._unsent_bytes == 0, streamed=self._sse)
         if self._sse and head.status == 200 and not stream.finished:
             self._error = ProviderTruncated()
         self._report()
@@ -203,107 +106,16 @@ class Tunnel:
         """The answer is malformed, or cut short (None)."""
         self._stop(ProviderConnectionLost() if error is None else ProviderProtocolError())
 
-    def pause_source(self) -> None:
-        if self._connection is not None:
-            self._connection.pause_reading()
+    def _ends_later(self) -> bool:
+        return self._eof_seen
 
-    def resume_source(self) -> None:
-        if self._connection is not None:
-            self._connection.resume_reading()
+    def _progress_at(self) -> float:
+        return self.stream.progress_at
 
-    def on_broken(self, exc: Exception) -> None:
-        """A fault of ours while the request body was handed on: it ends this tunnel, and no other."""
-        log.error("tunnel_broken", exc_info=exc)
-        self._stop(InternalError())
-
-    # ---- early ends --------------------------------------------------------------------------------------------------
-
-    def cancel(self) -> None:
-        """The edge wants no more (EXEC-7), or the session is gone."""
-        self._stop(RequestCancelled())
-
-    def tick(self, now: float) -> None:
-        """Looks at the clocks: the deadline first, then silence (LIVE-9, API-10)."""
-        if self.state in (CLOSING, DONE):
-            return
-        if self._deadline_at is not None and now >= self._deadline_at:
-            self._stop(DeadlineExceeded())
-            return
-        limit_s = self._silence_limit_s()
-        if self.state is CONNECTING or limit_s is None or self.stream.paused:
-            return
-        silence_s = now - max(self.stream.progress_at, self._started_at)
-        if silence_s >= limit_s:
-            self._idle_ms = int(silence_s * 1000)
-            self._stop(ResponseStalled())
-
-    def _silence_limit_s(self) -> float | None:
-        """Until the first progress the first-response clock counts, where 0 means the deadline alone (LIVE-1)."""
-        request = self._request
-        stall_ms = request.response_stall_timeout_ms or 300_000
-        if self.state is WAITING:
-            first_ms = request.first_response_timeout_ms
-            if first_ms is not None:
-                return first_ms / 1000 if first_ms else None
-        return stall_ms / 1000
-
-    def _stop(self, error: IopError) -> None:
-        """Fences what the provider still says, closes the call, and reports once it is closed."""
-        if self.state in (CLOSING, DONE):
-            return
-        self._error = error
-        self.stream.fence()
-        if self._connection is None:
-            self._provider.pool.forsake(self)
-            self._report()
-            return
-        self._move(CLOSING)
-        self._grace = self._agent.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
-        self._connection.abort()
-
-    def _grace_over(self) -> None:
-        """The call did not close in time: say so, and hold the slot until it does (POOL-12)."""
-        assert self._error is not None
-        self._send_error(self._failure(self._error, close_confirmed=False))
-        self.slot.linger()
-
-    def connection_lost(self, error: IopError | None, *, written: bool, heard: bool) -> None:
-        """The provider's socket is closed for certain."""
-        self._connection = None
-        self._heard = heard
+    def _detached(self) -> None:
         self.stream.feeds(None)
-        if self.state is CLOSING:
-            if error is not None:
-                self._error = error
-            self._report()
-        elif error is not None:
-            self._error = error
-            self._report()
-        elif self.state is WAITING and self._reused and not written:
-            self._move(CONNECTING)  # it was dead before we used it: part of setting up a connection
-            self._provider.pool.connect(self)
-        elif self.state is BODY and self._eof_seen:
-            pass  # the end of the body waits in the stream for credit: on_body_end or on_body_error will come
-        else:
-            self._error = ProviderConnectionLost()
-            self._report()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
-
-    def _report(self) -> None:
-        """The one terminal, and the slot back."""
-        if self.state is DONE:
-            return
-        self._move(DONE)
-        if self._grace is not None:
-            self._grace.cancel()
-        error = self._error
-        owed = self.slot.release()  # before the terminal, which says that the call is closed
-        if error is None:
-            self._send_end()
-        else:
-            self._send_error(self._failure(error, close_confirmed=True))
-        self._agent.finished(self, error, owed=owed)
 
     def _send_end(self) -> None:
         stream = self.stream
@@ -316,21 +128,6 @@ class Tunnel:
             u = u.updated(read_usage(raw[1]))
         stream.end((u.input_tokens, u.output_tokens, u.reasoning_tokens, u.cached_input_tokens))
 
-    def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
-        if isinstance(error, ResponseStalled):
-            return stalled(ProviderHealth.UNKNOWN, seq=0, idle_ms=self._idle_ms, close_confirmed=close_confirmed)
-        return failure_of(
-            error,
-            close_confirmed=close_confirmed,
-            connection_reused=self._reused,
-            response_started=self._heard or self._head is not None,
-        )
-
     def _send_error(self, failure: ExecutionFailure) -> None:
         stream = self.stream
         stream.send_terminal(codec.tunnel_error(stream.stream_id, stream.next_seq, on_wire(failure)))
-
-    def _move(self, to: State) -> None:
-        if to not in TRANSITIONS[self.state]:
-            raise InvalidTransition("Tunnel", self.state.value, to.value)
-        self.state = to

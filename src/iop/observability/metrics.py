@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 #: Values of the ``api`` label.
-APIS = ("chat", "completions", "responses", "embeddings", "messages", "count_tokens", "models", "other")
+APIS = ("chat", "completions", "responses", "embeddings", "messages", "count_tokens", "models", "runs", "other")
 
 
 def _codes(cls: type[errors.IopError]) -> Iterator[str]:
@@ -334,6 +334,7 @@ class NodeMetrics(Metrics):
     def __init__(self) -> None:
         super().__init__()
         self.tunnels = self._counter("tunnels", "Tunnel requests ended.", outcome=OUTCOMES)
+        self.runs = self._counter("runs", "Normalized runs ended.", outcome=OUTCOMES)
         self.slots = self._gauge("slots_in_use", "Provider slots held by calls of this node.")
         self.capacity = self._gauge("capacity", "Provider slots of this node.")
         self.capacity_refusals = self._counter("capacity_refusals", "Requests over a provider's capacity.")

@@ -22,7 +22,7 @@ from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.pb import runtime_pb2 as pb
 
-__all__ = ["HotFrame", "decode", "encode", "tunnel_error"]
+__all__ = ["HotFrame", "decode", "encode", "run_event", "tunnel_error"]
 
 
 @dataclass(slots=True)
@@ -224,6 +224,25 @@ def tunnel_error(stream_id: int, seq: int, failure: m.ExecutionFailure) -> bytes
     return _frame(envelope)
 
 
+def run_event(stream_id: int, seq: int, event: m.RunEvent) -> bytes:
+    """A RunEvent that is more than the text of a delta; those are the native codec's."""
+    envelope = pb.Envelope()
+    into = envelope.run_event
+    into.stream_id, into.seq, into.kind = stream_id, seq, cast("Any", event.kind)
+    into.text, into.tool_index = event.text, event.tool_index
+    into.tool_call_id, into.tool_name = event.tool_call_id, event.tool_name
+    into.finish_reason, into.session_id = event.finish_reason, event.session_id
+    if event.usage is not None:
+        into.usage.SetInParent()
+        for name, count in zip(_USAGE, event.usage, strict=True):
+            if count is not None:
+                setattr(into.usage, name, count)
+    if event.failure is not None:
+        into.failure.SetInParent()
+        _fill(into.failure, event.failure)
+    return _frame(envelope)
+
+
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +266,10 @@ def decode(data: bytes) -> m.Message | HotFrame:
     hot = _HOT.get(name)
     payload = getattr(envelope, name)
     if hot is not None:
-        return hot(payload)
+        frame = hot(payload)
+        if name == "run_event":
+            frame.fields["number"] = len(data) + 4
+        return frame
     cls = _PAYLOADS.get(name)
     if cls is None:
         raise ProtocolError("unsupported_payload", name)
@@ -297,13 +319,21 @@ _DIALECTS = {dialect.value: dialect for dialect in m.EventDialect}
 _USAGE = ("input_tokens", "output_tokens", "reasoning_tokens", "cached_input_tokens")
 
 
+def _usage(p: Any) -> Any:
+    if not p.HasField("usage"):
+        return None
+    return tuple(getattr(p.usage, name) if p.usage.HasField(name) else None for name in _USAGE)
+
+
+def _failure(p: Any) -> m.ExecutionFailure | None:
+    if not p.HasField("failure"):
+        return None
+    failure = cast("m.ExecutionFailure", _value(m.ExecutionFailure, p.failure))
+    failure.message = failure.message[: limits.MAX_MESSAGE_BYTES]
+    return failure
+
+
 def _hot_tunnel_frame(p: Any) -> HotFrame:
-    usage = None
-    if p.HasField("usage"):
-        usage = tuple(getattr(p.usage, name) if p.usage.HasField(name) else None for name in _USAGE)
-    failure = _value(m.ExecutionFailure, p.failure) if p.HasField("failure") else None
-    if failure is not None and len(failure.message) > limits.MAX_MESSAGE_BYTES:
-        failure.message = failure.message[: limits.MAX_MESSAGE_BYTES]
     fields = {
         "stream_id": p.stream_id,
         "seq": p.seq,
@@ -312,14 +342,32 @@ def _hot_tunnel_frame(p: Any) -> HotFrame:
         "flags": p.flags,
         "status": p.status,
         "header_block": p.header_block,
-        "usage": usage,
-        "extra": failure,
+        "usage": _usage(p),
+        "extra": _failure(p),
     }
     return HotFrame(1, fields)
 
 
 def _hot_run_event(p: Any) -> HotFrame:
-    return HotFrame(3, {"stream_id": p.stream_id, "seq": p.seq, "kind": max(p.kind, 0), "body": p.text, "extra": p})
+    """Always whole in ``extra``; ``number`` is the frame's size as it was sent, prefix included, for the credit."""
+    kind = max(p.kind, 0)
+    event = m.RunEvent(
+        _RUN_KINDS.get(kind, m.RunEventKind.UNSPECIFIED),
+        p.text,
+        p.tool_index,
+        p.tool_call_id,
+        p.tool_name,
+        _usage(p),
+        _failure(p),
+        p.finish_reason,
+        p.session_id,
+    )
+    if max(len(event.tool_call_id), len(event.tool_name), len(event.finish_reason)) > limits.MAX_NAME_CHARS:
+        raise ProtocolError("bad_message", "run_event: a name is beyond its bound")
+    return HotFrame(3, {"stream_id": p.stream_id, "seq": p.seq, "kind": kind, "body": p.text, "extra": event})
+
+
+_RUN_KINDS = {kind.value: kind for kind in m.RunEventKind}
 
 
 _HOT: dict[str, Callable[[Any], HotFrame]] = {

@@ -129,6 +129,18 @@ class CancelReason(IntEnum):
     OPERATOR = 6
 
 
+class RunEventKind(IntEnum):
+    UNSPECIFIED = 0
+    START = 1
+    DELTA = 2
+    REASONING_DELTA = 3
+    TOOL_CALL_DELTA = 4
+    USAGE = 5
+    COMPLETE = 6
+    ERROR = 7
+    CANCELLED = 8
+
+
 class NodeCommand(IntEnum):
     UNSPECIFIED = 0
     CAPABILITIES = 1
@@ -302,6 +314,21 @@ class RunRequest:
     background: bool = False
     session_id: bytes = b""
     first_response_timeout_ms: int | None = None
+
+
+class RunEvent(msgspec.Struct, gc=False):
+    """One event of a run that is more than the text of a delta (EXEC-1). ``usage`` is input, output, reasoning and
+    cached input tokens, each None where the provider did not say."""
+
+    kind: RunEventKind
+    text: bytes = b""
+    tool_index: int = 0
+    tool_call_id: bytes = b""
+    tool_name: bytes = b""
+    usage: tuple[int | None, int | None, int | None, int | None] | None = None
+    failure: ExecutionFailure | None = None
+    finish_reason: bytes = b""
+    session_id: bytes = b""
 
 
 @dataclass(slots=True)

@@ -59,6 +59,7 @@ _NODE_HEARS: dict[State, frozenset[type[Any]]] = {
     | {
         m.NodeReadyResponse,
         m.ProviderTunnelRequest,
+        m.RunRequest,
         m.CancelRequest,
         m.NodeCommandRequest,
         m.ConfigRefreshRequest,

@@ -102,7 +102,7 @@ LEGAL = {
     ("node", State.REGISTERING): {"register response", "goodbye"},
     ("node", State.PENDING): {"ready response", "refresh", "goodbye"},
     ("node", State.READY): {
-        "ready response", "refresh", "goodbye", "event", "command", "tunnel request", "cancel",
+        "ready response", "refresh", "goodbye", "event", "command", "tunnel request", "run request", "cancel",
     },
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from iop.edge.api.routes import Shape
 from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, from_code
 from iop.wire.messages import ExecutionFailure
 
-__all__ = ["error_body", "error_event", "error_headers", "error_of"]
+__all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of"]
 
 # Anthropic names its error types by status; anything else is an api_error.
 _ANTHROPIC_TYPES: dict[int, str] = {
@@ -57,6 +57,11 @@ def _object(error: IopError, shape: Shape, request_id: str) -> dict[str, object]
         return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
     kind = _OPENAI_TYPES.get(error.status, "server_error")
     return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
+
+
+def error_object(error: IopError) -> object:
+    """What stands under ``error`` in OpenAI's form."""
+    return _object(error, Shape.OPENAI, "")["error"]
 
 
 def error_body(error: IopError, shape: Shape, request_id: str) -> bytes:

@@ -15,17 +15,20 @@ import re
 import ssl as ssl_module
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 from iop._fast.body import HeadFinder
 from iop._fast.fd import readable
 from iop._fast.out import Writer
-from iop._fast.relay import ProviderSocket, ProviderStream
+from iop._fast.relay import ProviderSocket
 from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
 from iop.net import flow
 from iop.net.http.head import ResponseHead, parse_response
 from iop.net.loop import Runtime
+
+if TYPE_CHECKING:
+    from iop._fast.relay import Body
 
 __all__ = ["Call", "Connection", "Origin", "PoolStats", "ProviderPool"]
 
@@ -95,9 +98,9 @@ def _base_path(path: str) -> bytes:
 class Call(Protocol):
     """One request to a provider. Nothing may raise."""
 
-    def response_head(self, head: ResponseHead) -> ProviderStream:
-        """Status and fields of the final response. Answers with the stream that takes what comes behind the head; it is
-        not used when the call has finished meanwhile, as one without a body has."""
+    def response_head(self, head: ResponseHead) -> Body:
+        """Status and fields of the final response. Answers with who takes what comes behind the head; it is not used
+        when the call has finished meanwhile, as one without a body has."""
 
     def body_eof(self) -> None:
         """The provider will send no more."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from iop.node.adapters.normal import CHAT, NormalForm
+
 __all__ = ["ADAPTER", "Adapter", "Engine", "Figures"]
 
 
@@ -38,7 +40,7 @@ class Adapter:
     rest before it is used again (TUN-5). ``health_path``: where to ask, when the configuration does not say.
     ``built_in``: the node itself serves this provider, on loopback. ``engine``: how to ask what its engine is doing,
     where it can be asked. ``api``: the paths of its own that a command may use, from the root of its server, with the
-    method of each (EXEC-8).
+    method of each (EXEC-8). ``normal``: how it is asked for a normalized run, where it can be (EXEC-1).
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Adapter:
     built_in: bool = False
     engine: Engine | None = None
     api: Mapping[bytes, bytes] = field(default_factory=dict)
+    normal: NormalForm | None = CHAT
 
 
 ADAPTER = Adapter("openai_compat")

@@ -1,0 +1,476 @@
+"""Normalized runs from the edge's side: SubmitRun, direct or queued (POOL-10, POOL-14, EXEC-1).
+
+A *direct* run names a node, or has the only connected one, an adapter and a target; it bypasses admission, and the
+node's own gate is what bounds it (EXEC-3). A *queued* run names a model and waits for a lease like any request.
+
+    NEW ──queued──▶ WAITING ──granted──▶ SENT ──terminal──▶ DONE
+      └──direct──────────────────────────▶│
+                       ▲     readmitted   │
+                       └──────────────────┴── cancel, deadline ──▶ CANCELLING ──terminal──▶ DONE
+
+A listener hears the run's events in order and then, exactly once, how it ended. What its node says is checked against
+the same rule as an adapter's word is on the node: nothing follows a terminal, and nothing comes before the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iop._fast.out import Writer
+from iop._fast.runs import RunSink
+from iop.edge.api.errors import error_of
+from iop.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    InvalidTransition,
+    IopError,
+    NodeDisconnected,
+    ProviderProtocolError,
+    QueueFull,
+    RequestCancelled,
+    ShuttingDown,
+    UnknownProvider,
+)
+from iop.ids import new_request_id
+from iop.observability.events import RunStarted
+from iop.observability.logs import RequestOutcome
+from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
+from iop.wire import limits
+from iop.wire import messages as m
+from iop.wire.session import EdgeSession
+
+if TYPE_CHECKING:
+    from iop.edge.dispatch import Dispatcher
+
+__all__ = ["EdgeRun", "RunListener", "RunResult", "RunSpec", "submit_run"]
+
+log = logging.getLogger("iop.edge.runs")
+
+API = "runs"
+MAX_REFUSALS = 100  # as for any request: an honest node's slots are held by somebody and waited for
+MAX_DIRECT = 256  # direct runs at a time; the queue's bounds hold for the others
+
+
+class State(StrEnum):
+    NEW = "new"
+    WAITING = "waiting"
+    SENT = "sent"
+    CANCELLING = "cancelling"
+    DONE = "done"
+
+
+NEW, WAITING, SENT, CANCELLING, DONE = State
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    NEW: frozenset({WAITING, SENT, DONE}),
+    WAITING: frozenset({SENT, DONE}),
+    SENT: frozenset({WAITING, CANCELLING, DONE}),
+    CANCELLING: frozenset({DONE}),
+    DONE: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What is to be run: ``model`` for a queued run; ``adapter`` (a provider's id, or its kind if it is the only one of
+    that kind there) and ``target`` for a direct one, at ``node`` or the only connected node.
+
+    ``given`` and ``options`` are JSON objects, which the node's adapter reads. ``session_id`` is echoed on the run's
+    events and means nothing to anybody (EXEC-6). ``background``: the run does not end when its listener leaves.
+    """
+
+    given: bytes
+    options: bytes = b""
+    model: str = ""
+    node: str = ""
+    adapter: str = ""
+    target: str = ""
+    session_id: bytes = b""
+    background: bool = False
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended: ``error`` is None for a complete one. ``usage`` is what the provider reported."""
+
+    error: IopError | None
+    finish_reason: bytes = b""
+    usage: tuple[int | None, ...] | None = None
+
+
+class RunListener(Protocol):
+    """Who wants to hear of a run; nothing may raise. ``writer`` is where it writes the events to, whose pace the run
+    then follows (WIRE-5), or None: what it heard it has taken."""
+
+    writer: Writer | None
+
+    def run_event(self, event: m.RunEvent) -> None:
+        """Any event but a terminal."""
+
+    def run_ended(self, result: RunResult) -> None:
+        """The end; called once, and nothing follows."""
+
+
+def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: str) -> EdgeRun:
+    """Starts a run; ``listener`` hears all further. Raises what refuses it at once: InvalidArgument, ModelNotFound,
+    Unavailable, QueueFull, NodeDisconnected, UnknownProvider, ShuttingDown."""
+    direct = not spec.model
+    if direct and not (spec.adapter and spec.target):
+        raise InvalidArgument("a run needs a model, or an adapter and a target")
+    if not direct and (spec.adapter or spec.target or spec.node):
+        raise InvalidArgument("a run has a model, or a node, an adapter and a target, not both")
+    if not spec.given:
+        raise InvalidArgument("a run needs an input")
+    run = EdgeRun(d, spec, listener, principal)
+    if direct:
+        run.start_direct()
+    else:
+        run.start_queued()
+    return run
+
+
+class EdgeRun:
+    """One run. See the module for its states."""
+
+    __slots__ = ("_dispatcher", "_ended", "_error", "_lease", "_leased", "_listener", "_node_id", "_provider_id",
+                 "_refusals", "_session", "_started", "_stream", "_timer", "_usage", "_waited_from", "accepted_at",
+                 "attempts", "body_bytes_out", "principal", "run_id", "spec", "state", "ticket")  # fmt: skip
+
+    def __init__(self, d: Dispatcher, spec: RunSpec, listener: RunListener, principal: str) -> None:
+        self._dispatcher = d
+        self.spec = spec
+        self._listener = listener
+        self.principal = principal
+        self.run_id = new_request_id()
+        self.state = NEW
+        self.accepted_at = d.wheel.now
+        self.attempts = 0
+        self.body_bytes_out = 0
+        self.ticket: Ticket | None = None
+        self._lease: Lease | None = None
+        self._leased = False
+        self._session: EdgeSession | None = None
+        self._stream: RunSink | None = None
+        self._timer: Any = None
+        self._refusals = 0
+        self._started = False  # the node's start event was passed on
+        self._ended = False  # the listener has heard the end
+        self._error: IopError | None = None
+        self._usage: tuple[int | None, ...] | None = None
+        self._node_id = self._provider_id = ""
+
+    @property
+    def listener_done(self) -> bool:
+        """Whether the listener has heard the end."""
+        return self._ended
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
+
+    def start_queued(self) -> None:
+        """Asks the pool. Raises what it refuses with."""
+        d, spec = self._dispatcher, self.spec
+        ticket = Ticket(self.run_id, self.principal, spec.model, len(spec.given) // 3, self)
+        lease = d.pool.submit(ticket, d.wheel.now)
+        self.ticket = ticket
+        self._begin()
+        if lease is None:
+            self._move(WAITING)
+            d.watch_queue()
+        else:
+            self._dispatch(lease)
+
+    def start_direct(self) -> None:
+        """Sends at once, past the pool; the node's gate decides (POOL-14). Raises what refuses it."""
+        d, spec = self._dispatcher, self.spec
+        if d.nodes.closing:
+            raise ShuttingDown
+        if d.direct_runs >= MAX_DIRECT:
+            raise QueueFull(f"{MAX_DIRECT} direct runs are under way; wait for one to end")
+        node_id, session = d.nodes.only_ready(spec.node)
+        provider = _provider(d.nodes.payloads[node_id], spec.adapter)
+        self._begin()
+        d.direct_runs += 1
+        self._move(SENT)
+        self._node_id, self._provider_id = node_id, provider.id
+        self.attempts = 1
+        try:
+            self._send(session, provider.kind, provider.id, spec.target, m.LeaseBinding(0, False, 1))
+        except (ConnectionResetError, OverflowError):
+            self._finish(NodeDisconnected())
+            self._end()
+
+    def _begin(self) -> None:
+        d = self._dispatcher
+        self._timer = d.wheel.arm(self.spec.timeout_s, self._deadline)
+        d.live.add(self)
+
+    def granted(self, lease: Lease) -> None:
+        """A slot is ours, after a wait (POOL-8)."""
+        if self._dispatcher.pool.holds(lease):
+            self._dispatch(lease)
+        else:
+            self._lease = lease
+            self._readmit(ReleaseCause.STALE_GRANT)
+
+    def _dispatch(self, lease: Lease) -> None:
+        d = self._dispatcher
+        self._lease = lease
+        self._leased = True
+        session = d.nodes.session(lease.node_id, lease.generation)
+        if session is None:
+            self._readmit(ReleaseCause.STALE_GRANT)
+            return
+        self._move(SENT)
+        self.attempts += 1
+        self._node_id, self._provider_id = lease.node_id, lease.provider_id
+        binding = m.LeaseBinding(lease.lease_id, lease.long, self.attempts)
+        try:
+            self._send(session, lease.adapter, lease.provider_id, lease.target, binding)
+        except (ConnectionResetError, OverflowError):
+            self._readmit(ReleaseCause.SEND_FAILED)
+
+    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
+        d, ticket, lease = self._dispatcher, self.ticket, self._lease
+        assert ticket is not None
+        assert lease is not None
+        self._leased = False
+        if self.state is not WAITING:
+            self._move(WAITING)
+        d.perform(d.pool.readmit(ticket, lease, d.wheel.now, cause=cause, held=held))
+        d.watch_queue()
+
+    def refused(self, error: IopError) -> None:
+        """The pool let us go."""
+        self._finish(error)
+        self._end()
+
+    def revoked(self, lease: Lease, error: IopError) -> None:
+        """The lease's generation is dead, and the lease is back already (REG-5)."""
+        if lease is self._lease and self._leased:
+            self._leased = False
+            self._finish(error)
+            self._end()
+
+    def _send(self, session: EdgeSession, adapter: str, provider_id: str, target: str, lease: m.LeaseBinding) -> None:
+        d, spec = self._dispatcher, self.spec
+        settings = d.providers[provider_id]
+        self._session = session
+        self._started = False
+        stream = self._stream = RunSink(self)
+        if self._listener.writer is not None:
+            stream.feeds(self._listener.writer)
+        session.mux.open(stream, limits.STREAM_WINDOW_BYTES, session.request_window_bytes)
+        inline = len(spec.given) <= limits.INLINE_BODY_BYTES
+        request = m.RunRequest(
+            stream.stream_id,
+            self.run_id,
+            adapter,
+            provider_id,
+            target,
+            limits.STREAM_WINDOW_BYTES,
+            max(1, int((self._timer.at - d.wheel.now) * 1000)),
+            settings.response_stall_timeout_ms,
+            lease,
+            spec.given if inline else b"",
+            len(spec.given),
+            spec.options,
+            not inline,
+            spec.background,
+            spec.session_id,
+            settings.first_response_timeout_ms,
+        )
+        session.send(request, stream, opening=True)
+        if d.watched:
+            d.events.publish(
+                RunStarted(
+                    time.time(), self.run_id, API, spec.model, self._node_id, provider_id, self.attempts, stream=True
+                )
+            )
+        if not inline:
+            stream.send_body([spec.given])
+
+    # ---- the stream's callbacks --------------------------------------------------------------------------------------
+
+    def on_event(self, kind: int, text: bytes, extra: m.RunEvent | None) -> None:
+        """An event from the node, in order."""
+        event = extra if extra is not None else m.RunEvent(m.RunEventKind(kind), text)
+        if kind in _TERMINALS:
+            self._terminal(event)
+            return
+        if self._started is (kind == m.RunEventKind.START):
+            # A second start, or something before the first: no order that a run has.
+            self._finish(ProviderProtocolError("the node sent a run's events out of order"))
+            self._cancel(m.CancelReason.PROTOCOL)
+            return
+        self._started = True
+        if kind == m.RunEventKind.USAGE:
+            self._usage = event.usage
+        self.body_bytes_out += len(event.text)
+        if not self._ended:
+            self._listener.run_event(event)
+
+    def _terminal(self, event: m.RunEvent) -> None:
+        state = self.state
+        cancelled = state is CANCELLING
+        if event.kind is m.RunEventKind.COMPLETE and not cancelled:
+            in_order = self._started
+            self._finish(None if in_order else ProviderProtocolError(), event.finish_reason)
+            return self._end(ReleaseCause.TERMINAL)
+        failure = event.failure or m.ExecutionFailure(m.ErrorCode.INTERNAL, close_confirmed=True)
+        full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
+        if full and state is SENT and self._leased and not self._started and self._refusals < MAX_REFUSALS:
+            self._refusals += 1
+            return self._readmit(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
+        self._finish(_error(event, failure, self._provider_id))
+        confirmed = failure.close_confirmed or full or event.kind is m.RunEventKind.COMPLETE
+        cause = ReleaseCause.CANCEL_CONFIRMED if cancelled else ReleaseCause.TERMINAL
+        return self._end(cause, lingering=not confirmed)
+
+    def on_broken(self, exc: Exception, ended: bool) -> None:
+        """A fault of ours in a callback: it ends this run, and no other."""
+        log.error("run_broken", exc_info=exc)
+        self._finish(InternalError())
+        if ended:
+            self._end(ReleaseCause.TERMINAL)
+        else:
+            self._cancel(m.CancelReason.PROTOCOL)
+
+    def on_lost(self) -> None:
+        """The link is gone. A leased run hears of it from the pool."""
+        if not self._leased and self.state in (SENT, CANCELLING):
+            self._finish(NodeDisconnected())
+            self._end()
+
+    # ---- endings -----------------------------------------------------------------------------------------------------
+
+    def cancel(self, error: IopError | None = None) -> None:
+        """Nobody wants the run any more. Its lease comes back when the node says that the call is closed (EXEC-7)."""
+        if self.state in (CANCELLING, DONE):
+            return
+        self._finish(error or RequestCancelled())
+        self._abandon(m.CancelReason.CLIENT_GONE)
+
+    def stop(self, error: IopError) -> None:
+        """The edge gives the run up: shutdown, or an operator's word."""
+        if self.state in (CANCELLING, DONE):
+            return
+        self._finish(error)
+        self._abandon(m.CancelReason.SHUTDOWN)
+
+    def _deadline(self) -> None:
+        if self.state in (CANCELLING, DONE):
+            return
+        self._finish(DeadlineExceeded())
+        self._abandon(m.CancelReason.DEADLINE)
+
+    def _abandon(self, reason: m.CancelReason) -> None:
+        if self.state is WAITING:
+            assert self.ticket is not None
+            self._dispatcher.pool.cancel(self.ticket, self._dispatcher.wheel.now)
+            self._end()
+        else:
+            self._cancel(reason)
+
+    def _cancel(self, reason: m.CancelReason) -> None:
+        """Cancels at the node; its terminal brings the lease back."""
+        stream, session = self._stream, self._session
+        if self.state is not SENT or stream is None or session is None:
+            return
+        stream.discard()
+        self._move(CANCELLING)
+        try:
+            withdrawn = session.cancel(stream, self.run_id, reason)
+        except ConnectionResetError:
+            return  # the link is lost: the pool, or on_lost, has the last word
+        if withdrawn:
+            self._end(ReleaseCause.SEND_FAILED)
+
+    def _finish(self, error: IopError | None, finish_reason: bytes = b"") -> None:
+        """Tells the listener, once."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        self._listener.run_ended(RunResult(error, finish_reason, self._usage))
+
+    def _end(self, cause: ReleaseCause | None = None, *, lingering: bool = False) -> None:
+        """The run is over: the lease goes back, once, and the outcome is written down."""
+        if self.state is DONE:
+            return
+        self._move(DONE)
+        d, lease = self._dispatcher, self._lease
+        self._timer.cancel()
+        d.live.discard(self)
+        d.direct_runs -= self.ticket is None
+        actions: Actions = ()
+        if lease is not None and self._leased:
+            self._leased = False
+            actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.wheel.now, lingering=lingering)
+        self._log()
+        if self.ticket is not None:
+            self.ticket.owner = None
+        if actions:
+            d.perform(actions)
+
+    def _log(self) -> None:
+        d, error, usage = self._dispatcher, self._error, self._usage
+        outcome = error.code if error is not None else "ok"
+        duration_s = d.wheel.now - self.accepted_at
+        d.metrics.requests[API, outcome].value += 1
+        d.metrics.duration[API].observe(duration_s)
+        d.outcome(
+            RequestOutcome(
+                ts=time.time(),
+                request_id=self.run_id,
+                api=API,
+                outcome=outcome,
+                status=error.status if error is not None else 200,
+                duration_ms=int(duration_s * 1000),
+                principal=self.principal,
+                model=self.spec.model,
+                node=self._node_id,
+                provider=self._provider_id,
+                stream=True,
+                attempts=self.attempts,
+                queue_ms=int(self.ticket.waited_s * 1000) if self.ticket is not None else 0,
+                bytes_in=len(self.spec.given),
+                bytes_out=self.body_bytes_out,
+                input_tokens=(usage[0] or 0) if usage is not None else 0,
+                output_tokens=(usage[1] or 0) if usage is not None else 0,
+            )
+        )
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise InvalidTransition("EdgeRun", self.state.value, to.value)
+        self.state = to
+
+
+_TERMINALS = frozenset({m.RunEventKind.COMPLETE, m.RunEventKind.ERROR, m.RunEventKind.CANCELLED})
+
+
+def _error(event: m.RunEvent, failure: m.ExecutionFailure, provider_id: str) -> IopError:
+    """What the listener is told. Unlike a client's request, a run is read by the node's adapter, which may find fault
+    with it."""
+    if event.kind is m.RunEventKind.CANCELLED:
+        return RequestCancelled()
+    error = error_of(failure, provider_id)
+    return InvalidArgument(error.message) if failure.code is m.ErrorCode.INVALID_ARGUMENT else error
+
+
+def _provider(payload: m.NodeConfigPayload, adapter: str) -> m.ProviderConfig:
+    """The provider that an adapter's name means: its id, or its kind if no other there is of that kind (EXEC-3)."""
+    present = [p for p in payload.providers if p.enabled]
+    found = [p for p in present if p.id == adapter] or [p for p in present if p.kind == adapter]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(p.id for p in found or present)
+    if found:
+        raise InvalidArgument(f"several providers there are of this kind; name one of {names}")
+    raise UnknownProvider(f"no such adapter at this node; it has {names or 'none'}")

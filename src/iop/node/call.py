@@ -1,0 +1,301 @@
+"""One call to a provider, whatever becomes of the answer: connection, clocks, early ends, the slot (EXEC-7, EXEC-11).
+
+    CONNECTING ──connected──▶ WAITING ──head──▶ BODY ──body complete──▶ DONE
+        ▲  └─────────┬───────────┴───────────────┴── failure, cancel, stall, deadline ──▶ CLOSING ──call closed──▶ DONE
+        └────────────┘ (kept connection found dead before a byte was written)
+
+A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
+(EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
+until the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection
+that was dead before a byte of this request had left (TUN-5).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from iop.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidTransition,
+    IopError,
+    ProviderConnectionLost,
+    RequestCancelled,
+    ResponseStalled,
+)
+from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of, stalled
+from iop.execution.gate import Slot
+from iop.net.http.client import Connection
+from iop.net.http.head import ResponseHead
+from iop.net.wheel import Timer
+from iop.node.provider import Provider
+from iop.store.runs import Kind
+from iop.wire import messages as m
+
+if TYPE_CHECKING:
+    from iop._fast.relay import Body, ProviderStream
+    from iop._fast.runs import RunSource
+    from iop.node.agent import Agent
+
+__all__ = ["ProviderCall", "State"]
+
+log = logging.getLogger("iop.node.call")
+
+CLOSE_GRACE_S = 2.0  # LIVE-5
+
+
+class State(StrEnum):
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    BODY = "body"
+    CLOSING = "closing"
+    DONE = "done"
+
+
+# By their bare names: looking a member up on its Enum class takes five times as long as a global.
+CONNECTING, WAITING, BODY, CLOSING, DONE = State
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    CONNECTING: frozenset({WAITING, CLOSING, DONE}),
+    WAITING: frozenset({CONNECTING, BODY, CLOSING, DONE}),
+    BODY: frozenset({CLOSING, DONE}),
+    CLOSING: frozenset({DONE}),
+    DONE: frozenset(),
+}
+
+
+class ProviderCall(ABC):
+    """See the module. The agent owns it from ``start`` until it reports back with ``agent.finished``.
+
+    What is done with the answer is its subclasses' business, in ``response_head``, ``body_eof`` and the rest of what a
+    connection or a stream calls back; they end with ``_complete`` or ``_stop``, and send the terminal when told to.
+    """
+
+    __slots__ = (
+        "_agent",
+        "_connection",
+        "_deadline_at",
+        "_error",
+        "_grace",
+        "_head",
+        "_heard",
+        "_idle_ms",
+        "_pieces",
+        "_provider",
+        "_request",
+        "_request_head",
+        "_reused",
+        "_started_at",
+        "slot",
+        "state",
+        "stream",
+    )
+
+    kind: Kind  # as the run store calls it
+    stream: ProviderStream | RunSource
+
+    def __init__(
+        self, agent: Agent, request: m.ProviderTunnelRequest | m.RunRequest, provider: Provider, slot: Slot
+    ) -> None:
+        now = agent.runtime.wheel.now
+        self._agent = agent
+        self._request = request
+        self._request_head = b""
+        self._provider = provider
+        self.slot = slot
+        self.state = CONNECTING
+        self._connection: Connection | None = None
+        self._head: ResponseHead | None = None
+        self._pieces: list[bytes] = []  # of the request's body, while they may have to be sent again
+        self._started_at = now
+        self._deadline_at = now + request.deadline_ms / 1000 if request.deadline_ms else None
+        self._idle_ms = 0
+        self._error: IopError | None = None
+        self._grace: Timer | None = None
+        self._reused = False
+        self._heard = False
+
+    # ---- the call's way out ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
+        connection = self._provider.pool.take() if self._request.lease.attempt <= 1 else None
+        if connection is None:
+            self._provider.pool.connect(self)
+        else:
+            self.connected(connection)
+
+    def connected(self, connection: Connection) -> None:
+        """A connection is there: the request goes out, as much of it as has come."""
+        self._move(WAITING)
+        self._connection = connection
+        self._reused = connection.reused
+        connection.begin(self, self._request_head)
+        for piece in self._pieces:
+            connection.writer.write(piece)
+
+    def connect_failed(self, error: IopError) -> None:
+        self._error = error
+        self._report()
+
+    # ---- what subclasses do ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def response_head(self, head: ResponseHead) -> Body:
+        """The answer begins: who takes the body behind this head (see :class:`iop.net.http.client.Call`)."""
+
+    @abstractmethod
+    def body_eof(self) -> None:
+        """The provider closed its side while the body was being read."""
+
+    @abstractmethod
+    def _ends_later(self) -> bool:
+        """Whether the end of the body is known and only waits for the edge to take what came before it."""
+
+    @abstractmethod
+    def _progress_at(self) -> float:
+        """When the provider last made progress (LIVE-2)."""
+
+    @abstractmethod
+    def _send_end(self) -> None:
+        """The terminal of a whole answer."""
+
+    @abstractmethod
+    def _send_error(self, failure: ExecutionFailure) -> None:
+        """The terminal of one that failed or was cancelled."""
+
+    @abstractmethod
+    def _detached(self) -> None:
+        """The connection is no longer this call's."""
+
+    # ---- for subclasses ----------------------------------------------------------------------------------------------
+
+    def _let_go(self, *, sound: bool, streamed: bool) -> None:
+        """The answer is whole: keeps the connection for another call if it is ``sound`` and the provider allows it."""
+        head, connection = self._head, self._connection
+        assert head is not None
+        self._connection = None
+        self._detached()
+        if connection is not None:
+            keep = sound and head.keep_alive and connection.writer.pending_bytes == 0
+            connection.finished(keep=keep, rest_s=self._provider.rest_s if streamed else 0.0)
+
+    def pause_source(self) -> None:
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume_source(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    def on_broken(self, exc: Exception) -> None:
+        """A fault of ours while a frame was handled: it ends this call, and no other."""
+        log.error("call_broken", exc_info=exc)
+        self._stop(InternalError())
+
+    # ---- early ends --------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """The edge wants no more (EXEC-7), or the session is gone."""
+        self._stop(RequestCancelled())
+
+    def tick(self, now: float) -> None:
+        """Looks at the clocks: the deadline first, then silence (LIVE-9, API-10)."""
+        if self.state in (CLOSING, DONE):
+            return
+        if self._deadline_at is not None and now >= self._deadline_at:
+            self._stop(DeadlineExceeded())
+            return
+        limit_s = self._silence_limit_s()
+        if self.state is CONNECTING or limit_s is None or self.stream.paused:
+            return
+        silence_s = now - max(self._progress_at(), self._started_at)
+        if silence_s >= limit_s:
+            self._idle_ms = int(silence_s * 1000)
+            self._stop(ResponseStalled())
+
+    def _silence_limit_s(self) -> float | None:
+        """Until the first progress the first-response clock counts, where 0 means the deadline alone (LIVE-1)."""
+        request = self._request
+        stall_ms = request.response_stall_timeout_ms or 300_000
+        if self.state is WAITING:
+            first_ms = request.first_response_timeout_ms
+            if first_ms is not None:
+                return first_ms / 1000 if first_ms else None
+        return stall_ms / 1000
+
+    def _stop(self, error: IopError) -> None:
+        """Fences what the provider still says, closes the call, and reports once it is closed."""
+        if self.state in (CLOSING, DONE):
+            return
+        self._error = error
+        self.stream.fence()
+        if self._connection is None:
+            self._provider.pool.forsake(self)
+            self._report()
+            return
+        self._move(CLOSING)
+        self._grace = self._agent.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
+        self._connection.abort()
+
+    def _grace_over(self) -> None:
+        """The call did not close in time: say so, and hold the slot until it does (POOL-12)."""
+        assert self._error is not None
+        self._send_error(self._failure(self._error, close_confirmed=False))
+        self.slot.linger()
+
+    def connection_lost(self, error: IopError | None, *, written: bool, heard: bool) -> None:
+        """The provider's socket is closed for certain."""
+        self._connection = None
+        self._heard = heard
+        self._detached()
+        if self.state is CLOSING:
+            if error is not None:
+                self._error = error
+            self._report()
+        elif error is not None:
+            self._error = error
+            self._report()
+        elif self.state is WAITING and self._reused and not written:
+            self._move(CONNECTING)  # it was dead before we used it: part of setting up a connection
+            self._provider.pool.connect(self)
+        elif self.state is BODY and self._ends_later():
+            pass  # it will end by itself
+        else:
+            self._error = ProviderConnectionLost()
+            self._report()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """The one terminal, and the slot back."""
+        if self.state is DONE:
+            return
+        self._move(DONE)
+        if self._grace is not None:
+            self._grace.cancel()
+        error = self._error
+        owed = self.slot.release()  # before the terminal, which says that the call is closed
+        if error is None:
+            self._send_end()
+        else:
+            self._send_error(self._failure(error, close_confirmed=True))
+        self._agent.finished(self, error, owed=owed)
+
+    def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
+        if isinstance(error, ResponseStalled):
+            return stalled(ProviderHealth.UNKNOWN, seq=0, idle_ms=self._idle_ms, close_confirmed=close_confirmed)
+        return failure_of(
+            error,
+            close_confirmed=close_confirmed,
+            connection_reused=self._reused,
+            response_started=self._heard or self._head is not None,
+        )
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise InvalidTransition(type(self).__name__, self.state.value, to.value)
+        self.state = to

@@ -1,0 +1,242 @@
+"""One normalized run on the node: an adapter's request to its provider, the answer as ordered events (EXEC-1, EXEC-2).
+
+What becomes of the call is :mod:`iop.node.call`'s; here its input is gathered, and the answer read. Events leave under
+credit; when it is used up, reading from the provider stops (WIRE-5). The terminal is sent when the call is over, so
+that the slot is free by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iop._fast.body import FRAMING_NONE, BodyDecoder
+from iop._fast.runs import RunSource
+from iop.errors import (
+    AdapterNoTerminal,
+    CredentialRejected,
+    InvalidArgument,
+    IopError,
+    ProtocolError,
+    ProviderConnectionLost,
+    ProviderProtocolError,
+    RequestCancelled,
+)
+from iop.execution.events import RunEvent, RunEventKind
+from iop.execution.failure import ExecutionFailure
+from iop.execution.gate import Slot
+from iop.execution.terminal import TerminalRule
+from iop.net.http.events import EventReader
+from iop.net.http.head import ResponseHead
+from iop.node.call import BODY, CLOSING, DONE, ProviderCall
+from iop.node.provider import Provider
+from iop.node.report import event_on_wire, on_wire
+from iop.wire import codec
+from iop.wire import messages as m
+
+if TYPE_CHECKING:
+    from iop.node.agent import Agent
+
+__all__ = ["NormalizedRun"]
+
+MAX_INPUT_BYTES = 32 << 20
+MAX_ANSWER_BYTES = 4 << 20  # of an answer that is no event stream
+_PLAIN = frozenset({RunEventKind.DELTA, RunEventKind.REASONING_DELTA})
+
+
+class NormalizedRun(ProviderCall):
+    """See the module."""
+
+    __slots__ = (
+        "_answer",
+        "_answer_bytes",
+        "_complete",
+        "_decoder",
+        "_events",
+        "_input",
+        "_progressed_at",
+        "_reader",
+        "_rule",
+        "_unsent_bytes",
+    )
+
+    kind = "run"
+    stream: RunSource
+    _request: m.RunRequest
+
+    def __init__(self, agent: Agent, request: m.RunRequest, provider: Provider, slot: Slot) -> None:
+        super().__init__(agent, request, provider, slot)
+        form = provider.adapter.normal
+        self.stream = RunSource(self)
+        self._input = [request.input] if request.input else []
+        self._unsent_bytes = request.input_bytes - len(request.input)
+        self._rule = TerminalRule()
+        self._reader = form.reader() if form is not None else None
+        self._decoder: BodyDecoder | None = None
+        self._events: EventReader | None = None  # None: the answer is one JSON document
+        self._answer: list[bytes] = []
+        self._answer_bytes = 0
+        self._complete: RunEvent | None = None
+        self._progressed_at = 0.0
+
+    # ---- the request -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The stream is in the link's table: asks the provider, or waits for the rest of the input."""
+        request = self._request
+        here, announced = len(request.input), request.input_bytes
+        if announced > MAX_INPUT_BYTES:
+            self._stop(InvalidArgument(f"the input of a run has at most {MAX_INPUT_BYTES} bytes"))
+        elif not (here == 0 < announced if request.input_follows else here == announced):
+            self._stop(InvalidArgument("the input is not as long as announced"))
+        elif not request.input_follows:
+            self._ask()
+
+    def on_request_body(self, data: bytes, last: bool) -> None:
+        """A piece of the input. One that does not fit the announced length breaks the wire contract."""
+        self._unsent_bytes -= len(data)
+        if self._unsent_bytes < 0 or last != (self._unsent_bytes == 0):
+            raise ProtocolError("body_length", f"stream {self.stream.stream_id}")
+        if self.state in (CLOSING, DONE):
+            return
+        self._input.append(data)
+        if last:
+            self._ask()
+
+    def _ask(self) -> None:
+        given, self._input = b"".join(self._input), []
+        try:
+            self._request_head, body = self._provider.run_call(self._request, given)
+        except IopError as exc:
+            self._stop(exc)
+            return
+        self._pieces = [body]
+        self.start()
+
+    # ---- the answer --------------------------------------------------------------------------------------------------
+
+    def response_head(self, head: ResponseHead) -> NormalizedRun:
+        self._move(BODY)
+        self._head = head
+        self._pieces = []
+        self._decoder = BodyDecoder(head.framing, head.content_length)
+        self._progressed_at = self._agent.now
+        if head.status != 200:
+            self._stop(_refusal(head.status))
+            return self
+        if head.media_type == b"text/event-stream":
+            self._events = EventReader()
+        self._emit(RunEvent(RunEventKind.START))
+        if head.framing == FRAMING_NONE:
+            self._whole(0)
+        return self
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of the answer's body."""
+        decoder = self._decoder
+        if self.state is not BODY or decoder is None:
+            return
+        try:
+            pieces, used = decoder.feed(data)
+            for piece in pieces:
+                self._read(piece)
+        except IopError:
+            self._stop(ProviderProtocolError())
+            return
+        if self.state is not BODY:
+            return
+        if decoder.done:
+            self._whole(len(data) - used)
+        elif not self.stream.ready and self._connection is not None:
+            self._connection.pause_reading()
+
+    def _read(self, piece: bytes) -> None:
+        reader = self._reader
+        assert reader is not None
+        if self._events is None:
+            self._answer.append(piece)
+            self._answer_bytes += len(piece)
+            if self._answer_bytes > MAX_ANSWER_BYTES:
+                raise ProviderProtocolError
+            return
+        for data in self._events.feed(piece):
+            for event in reader.read(data):
+                self._emit(event)
+
+    def _whole(self, extra_bytes: int) -> None:
+        """The body is complete. Bytes behind it make the connection unfit for another call."""
+        reader = self._reader
+        assert reader is not None
+        if self._events is None:
+            for event in reader.read(b"".join(self._answer)):
+                self._emit(event)
+        for event in reader.end():
+            self._emit(event)
+        if self.state is not BODY:
+            return
+        if self._complete is None:
+            self._error = AdapterNoTerminal()
+        self._let_go(sound=extra_bytes == 0, streamed=self._events is not None)
+        self._report()
+
+    def _emit(self, event: RunEvent) -> None:
+        """One event of the adapter's, by the terminal rule: what follows a terminal is dropped (EXEC-2)."""
+        if self.state is not BODY:
+            return
+        admitted = self._rule.admit(event)
+        if admitted is None:
+            return
+        self._progressed_at = self._agent.now
+        if admitted.failure is not None:
+            self._stop(admitted.failure.error())
+        elif admitted.kind is RunEventKind.COMPLETE:
+            self._complete = admitted
+        elif admitted.kind in _PLAIN and not self._request.session_id:
+            self.stream.text(m.RunEventKind[admitted.kind.name], admitted.text)
+        else:
+            self._send(event_on_wire(admitted, self._request.session_id))
+
+    def body_eof(self) -> None:
+        decoder = self._decoder
+        if self.state is BODY and decoder is not None:
+            if decoder.eof():
+                self._whole(0)
+            else:
+                self._stop(ProviderConnectionLost())
+
+    def _ends_later(self) -> bool:
+        return False
+
+    def _progress_at(self) -> float:
+        return self._progressed_at
+
+    def _detached(self) -> None:
+        """Nothing of a run's refers to its connection."""
+
+    def resume_source(self) -> None:
+        self._progressed_at = self._agent.now  # time spent paused does not count (LIVE-4)
+        super().resume_source()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _send_end(self) -> None:
+        assert self._complete is not None
+        self._send(event_on_wire(self._complete, self._request.session_id))
+
+    def _send_error(self, failure: ExecutionFailure) -> None:
+        kind = m.RunEventKind.CANCELLED if failure.code == RequestCancelled.code else m.RunEventKind.ERROR
+        self._send(m.RunEvent(kind, failure=on_wire(failure), session_id=self._request.session_id))
+
+    def _send(self, event: m.RunEvent) -> None:
+        stream = self.stream
+        stream.event(event.kind, codec.run_event(stream.stream_id, stream.next_seq, event))
+
+
+def _refusal(status: int) -> IopError:
+    """What an answer with another status than 200 means to a run; its text stays on the node (SEC-4)."""
+    if status in (401, 403):
+        return CredentialRejected(f"the provider answered with status {status}: check its credential on the node")
+    if status in (429, 503):
+        return ProviderProtocolError(f"the provider has no room now: it answered with status {status}")
+    if 400 <= status < 500:
+        return InvalidArgument(f"the provider refused the run with status {status}")
+    return ProviderProtocolError(f"the provider answered with status {status}")

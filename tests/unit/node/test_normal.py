@@ -1,0 +1,129 @@
+"""Normalized runs as chat completions: the request that is made, and the events of what comes back (EXEC-1, EXEC-2)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from iop.errors import InvalidArgument
+from iop.execution.events import RunEvent, RunEventKind
+from iop.execution.usage import Usage
+from iop.node.adapters.normal import Reader, request_body
+
+K = RunEventKind
+
+
+def body(given: Any, options: Any = None) -> Any:
+    raw = json.dumps(options).encode() if options is not None else b""
+    return json.loads(request_body("real-m", json.dumps(given).encode(), raw))
+
+
+@pytest.mark.req("EXEC-1")
+def test_a_prompt_becomes_one_message_and_options_are_added() -> None:
+    assert body({"prompt": "hi"}, {"max_tokens": 3}) == {
+        "model": "real-m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    given = {"messages": [{"role": "system", "content": "s"}], "tools": tools}
+    assert body(given)["tools"] == tools
+    assert body(given)["messages"] == given["messages"]
+
+
+@pytest.mark.req("EXEC-1")
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (b"no", b""),
+        (b"[]", b""),
+        (b"{}", b""),
+        (b'{"prompt":3}', b""),
+        (b'{"messages":[]}', b""),
+        (b'{"messages":"x"}', b""),
+        (b'{"prompt":"a","messages":[{}]}', b""),
+        (b'{"prompt":"a","model":"other"}', b""),
+        (b'{"prompt":"a"}', b'{"stream":false}'),
+        (b'{"prompt":"a"}', b'{"messages":[]}'),
+        (b'{"prompt":"a"}', b"[]"),
+        (b'{"prompt":"a"}', b"{"),
+        (b"[" * 5000, b""),
+        (b'{"prompt":"\xff"}', b""),
+    ],
+)
+def test_bad_input_is_refused_before_the_provider_is_asked(given: bytes, options: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        request_body("m", given, options)
+
+
+def events(*chunks: Any) -> list[RunEvent]:
+    reader = Reader()
+    out = []
+    for chunk in chunks:
+        out += list(reader.read(chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()))
+    return out + list(reader.end())
+
+
+def delta(finish: str | None = None, index: int = 0, **fields: Any) -> Any:
+    return {"choices": [{"index": index, "delta": fields, "finish_reason": finish}]}
+
+
+@pytest.mark.req("EXEC-1", "EXEC-5")
+def test_a_stream_becomes_events() -> None:
+    got = events(
+        delta(role="assistant", content=""),
+        delta(reasoning_content="think"),
+        delta(content="hé"),
+        delta(tool_calls=[{"index": 1, "id": "c1", "function": {"name": "f", "arguments": ""}}]),
+        delta(tool_calls=[{"index": 1, "function": {"arguments": '{"a":1}'}}]),
+        delta(index=1, content="another choice"),
+        delta("tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+        b"[DONE]",
+    )
+    assert got == [
+        RunEvent(K.REASONING_DELTA, b"think"),
+        RunEvent(K.DELTA, "hé".encode()),
+        RunEvent(K.TOOL_CALL_DELTA, b"", 1, b"c1", b"f"),
+        RunEvent(K.TOOL_CALL_DELTA, b'{"a":1}', 1),
+        RunEvent(K.USAGE, usage=Usage(5, 2)),
+        RunEvent(K.COMPLETE, finish_reason=b"tool_calls"),
+    ]
+
+
+@pytest.mark.req("EXEC-1")
+def test_an_answer_that_is_no_stream_is_read_whole() -> None:
+    got = events(
+        {"choices": [{"message": {"role": "assistant", "content": "all"}, "finish_reason": "stop"}],
+         "usage": {"prompt_tokens": 1}}
+    )  # fmt: skip
+    assert [event.kind for event in got] == [K.DELTA, K.USAGE, K.COMPLETE]
+
+
+@pytest.mark.req("EXEC-2")
+def test_a_stream_that_just_ends_has_no_terminal_of_its_own() -> None:
+    assert [event.kind for event in events(delta(content="half"))] == [K.DELTA]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [b"no json", b"[]", b'{"choices":3}', b'{"error":{"message":"secret words"}}', b'{"choices":[{"delta":5}]}'],
+)
+def test_what_is_no_chunk_is_an_error_and_its_text_is_not_repeated(chunk: bytes) -> None:
+    got = events(chunk)
+    assert [event.kind for event in got] == [K.ERROR]
+    assert got[0].failure is not None
+    assert got[0].failure.code == "provider_protocol_error"
+    assert b"secret" not in got[0].failure.message
+
+
+def test_a_long_tool_call_is_cut_and_its_name_is_told_once() -> None:
+    text = "x" * 20_000
+    got = events(delta(tool_calls=[{"id": "c", "function": {"name": "f", "arguments": text}}]))
+    assert b"".join(event.text for event in got) == text.encode()
+    assert max(len(event.text) for event in got) <= 8192
+    assert [event.tool_call_id for event in got] == [b"c", b"", b""]
