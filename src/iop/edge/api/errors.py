@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from iop.edge.api.routes import Shape
-from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, from_code
-from iop.wire.messages import ExecutionFailure
+from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, NodeDraining, from_code
+from iop.wire.messages import ErrorCode, ExecutionFailure
 
 __all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of"]
 
@@ -40,7 +40,10 @@ MAX_REPORT_CHARS = 512
 
 def error_of(failure: ExecutionFailure, provider_id: str) -> IopError:
     """What a client is told of a node's failure: the code's own class, with the provider's id. The node's words are
-    passed on if they are plain ones; what would blame the client is a fault between edge and node (SEC-4, API-5)."""
+    passed on if they are plain ones; what would blame the client is a fault between edge and node (SEC-4, API-5). A
+    cancel that this edge did not ask for is a node that stops (SUP-4)."""
+    if failure.code is ErrorCode.CANCELLED:
+        return NodeDraining(f"provider {provider_id}: {NodeDraining.text} and ended this request")
     text = failure.message.decode("utf-8", "replace")
     error = from_code(failure.code.name.lower())
     if text and text.isprintable() and "://" not in text and len(text) <= MAX_REPORT_CHARS:
