@@ -120,5 +120,7 @@ class ScriptedNode:
             self.session.mux.adopt(stream, message.stream_id, limits.STREAM_WINDOW_BYTES, message.window_bytes)
             self.streams[message.stream_id] = stream
             self._requests.put_nowait(message)
+        elif isinstance(message, m.ConfigRefreshRequest):
+            self.session.send(m.ConfigRefreshResponse(message.config.revision, True))
         elif isinstance(message, m.CancelRequest):
             self.cancelled.append(message.stream_id)
