@@ -49,13 +49,15 @@ class RawLink:
             return await self._reader.readexactly(int.from_bytes(head, "big"))
 
     async def message(self) -> m.Message:
-        """The next cold message; hot frames before it are dropped."""
+        """The next cold message; hot frames before it are dropped, and the edge's questions about engines, which come
+        when they come (POOL-13)."""
         while True:
             envelope = await self.frame()
             if frame.decode(envelope) is None:
                 found = codec.decode(envelope)
                 assert not isinstance(found, codec.HotFrame)
-                return found
+                if not isinstance(found, m.NodeCommandRequest):
+                    return found
 
     async def register(self, token: str, *, version: int = limits.PROTOCOL_VERSION) -> m.RegisterResponse:
         self.send(codec.encode(m.RegisterRequest(token, __version__, version, m.Capabilities(["openai_compat"]))))
