@@ -52,10 +52,8 @@ class Plan:
     served: int = 0
     heard: Callable[[], bool] = bool  # whether a byte of an answer reached the node
     outcome: str = ""
-    state: str = ""  # of the ClientRequest, when its client left
     records: int = 0
     record: str = ""
-    edge: int = 0
 
     @classmethod
     def draw(cls, rng: random.Random, number: int, models: tuple[str, ...]) -> Plan:

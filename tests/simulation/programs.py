@@ -34,9 +34,27 @@ from tests.simulation.ledger import WatchedPool
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["EDGE_PORT", "HTTP_PORT", "TIMING", "EdgeProgram", "NodeProgram", "edge_config", "running"]
+__all__ = [
+    "EDGE_PORT", "HTTP_PORT", "MODELS", "NODES", "PROVIDERS", "TIMING", "EdgeProgram", "NodeProgram", "edge_config",
+    "running",
+]  # fmt: skip
 
 EDGE_PORT, HTTP_PORT = 7443, 8080
+PROVIDERS: dict[str, dict[str, Any]] = {
+    "p1": {"node": "n1", "capacity": 3, "long_capacity": 1, "long_threshold_tokens": 150, "port": 9001},
+    "p2": {"node": "n1", "capacity": 2, "port": 9002},
+    "p3": {"node": "n2", "capacity": 4, "long_capacity": 2, "long_threshold_tokens": 150, "port": 9003},
+    "p4": {"node": "n3", "capacity": 1, "port": 9004},
+    "p5": {"node": "n3", "capacity": 2, "long_capacity": 1, "long_threshold_tokens": 150, "port": 9005},
+}
+MODELS: dict[str, list[tuple[str, int]]] = {
+    "a": [("p1", 0), ("p3", 0)],
+    "b": [("p2", 0), ("p1", 1)],
+    "c": [("p3", 0), ("p4", 0), ("p2", 2)],
+    "d": [("p4", 0)],
+    "e": [("p5", 0), ("p1", 1)],
+}
+NODES = ("n1", "n2", "n3")
 TIMING = limits.Timing(heartbeat_interval_s=2.0, response_wait_s=4.0, write_stall_s=4.0)
 
 

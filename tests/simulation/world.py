@@ -17,34 +17,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from iop.execution.gate import Slot
 from iop.pool.registry import NodeState
-from iop.wire.session import State
 from tests.simulation.actors import Client, Plan, Upstream
+from tests.simulation.faults import Faults
 from tests.simulation.kernel import Kernel, Loop
 from tests.simulation.network import Network
-from tests.simulation.programs import EDGE_PORT, HTTP_PORT, EdgeProgram, NodeProgram, running
+from tests.simulation.programs import EDGE_PORT, HTTP_PORT, MODELS, NODES, PROVIDERS, EdgeProgram, NodeProgram, running
 
-__all__ = ["FAULTS", "MUST_SEE", "Violation", "World"]
+__all__ = ["MUST_SEE", "Violation", "World", "listen_to_logs"]
 
-PROVIDERS: dict[str, dict[str, Any]] = {
-    "p1": {"node": "n1", "capacity": 3, "long_capacity": 1, "long_threshold_tokens": 150, "port": 9001},
-    "p2": {"node": "n1", "capacity": 2, "port": 9002},
-    "p3": {"node": "n2", "capacity": 4, "long_capacity": 2, "long_threshold_tokens": 150, "port": 9003},
-    "p4": {"node": "n3", "capacity": 1, "port": 9004},
-    "p5": {"node": "n3", "capacity": 2, "long_capacity": 1, "long_threshold_tokens": 150, "port": 9005},
-}
-MODELS: dict[str, list[tuple[str, int]]] = {
-    "a": [("p1", 0), ("p3", 0)],
-    "b": [("p2", 0), ("p1", 1)],
-    "c": [("p3", 0), ("p4", 0), ("p2", 2)],
-    "d": [("p4", 0)],
-    "e": [("p5", 0), ("p1", 1)],
-}
-NODES = ("n1", "n2", "n3")
 NAMES = {EDGE_PORT: "link", HTTP_PORT: "client", **{p["port"]: name for name, p in PROVIDERS.items()}}
 RATES = (10.0, 40.0, 80.0, 250.0)  # requests per second, while a phase lasts
-FAULT_EVERY_S = 0.25
 REST_S = 40.0  # by when a healed system is at rest
 
 #: What enough seeds, together, must have come across: otherwise they prove nothing.
@@ -94,7 +77,7 @@ class World:
         self.nodes: dict[str, NodeProgram | None] = dict.fromkeys(NODES)
         self.twins: list[NodeProgram] = []
         self.edge: EdgeProgram | None = None
-        self.broken: Violation | None = None
+        self.faults = Faults(self)
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
@@ -103,13 +86,13 @@ class World:
         _LINES.world = self
         try:
             for name in PROVIDERS:
-                self._provider_up(name)
+                self.faults.provider_up(name)
             self._start_edge()
             for node_id in NODES:
                 self._start_node(node_id)
             self._advance(0.5)
             self.outside.call_later(0.0, self._arrive)
-            self.outside.call_later(0.0, self._fault)
+            self.outside.call_later(0.0, self.faults.happen)
             self.outside.call_later(0.0, self._phase)
             while self.done < self.wanted:
                 self._advance(1.0)
@@ -219,16 +202,16 @@ class World:
         if self.nodes[node.node_id] is node:
             self.nodes[node.node_id] = None
             if not self.ending:
-                self.outside.call_later(self.rng.random(), self._restart_node, node.node_id)
+                self.outside.call_later(self.rng.random(), self.restart_node, node.node_id)
         elif node in self.twins:
             self.twins.remove(node)
 
-    def _restart_node(self, node_id: str) -> None:
+    def restart_node(self, node_id: str) -> None:
         if self.nodes[node_id] is None:
             self.say("node restart", node_id)
             self._start_node(node_id)
 
-    def _restart_edge(self) -> None:
+    def restart_edge(self) -> None:
         if self.edge is None:
             self.say("edge restart")
             self._start_edge()
@@ -239,7 +222,7 @@ class World:
         if self.healing:
             return
         self.outside.call_later(self.rng.expovariate(self.rate), self._arrive)
-        self._ask()
+        self.ask()
 
     def _phase(self) -> None:
         self.rate = self.rng.choice(RATES)
@@ -247,7 +230,7 @@ class World:
         if not self.healing:
             self.outside.call_later(0.5 + self.rng.random() * 2, self._phase)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         client = next((c for c in self.clients if c.idle), None) if self.rng.random() < 0.9 else None
         if client is None:
             client = Client(self)
@@ -266,10 +249,11 @@ class World:
     def answered(self, client: Client, plan: Plan, outcome: str) -> None:
         if plan.outcome:
             self.violation(f"c{plan.number} was answered twice: {plan.outcome}, {outcome}")
+        if outcome == "error internal":
+            self.violation(f"c{plan.number} met a fault of the edge's own")
         if self.note:
             self.note(f"c{plan.number} {outcome}")
         plan.outcome = outcome
-        plan.edge = self.edges if self.edge is not None else 0
         self.outcomes[outcome] += 1
         del self.open[plan.number]
         self.done += 1
@@ -303,202 +287,6 @@ class World:
         if target != f"{plan.model}@{provider_id}":
             self.violation(f"c{plan.number} for {plan.model} came to {provider_id} as {target}")
 
-    # ---- faults -----------------------------------------------------------------------------------------------------
-
-    def _fault(self) -> None:
-        if self.healing:
-            return
-        self.outside.call_later(self.rng.expovariate(1 / FAULT_EVERY_S), self._fault)
-        fault = self.rng.choices(_FAULTS, _WEIGHTS)[0]
-        fault(self)
-
-    def _cables(self, *kinds: str) -> list[Any]:
-        return [c for c in self.network.cables if c.kind in kinds and not any(end.closed for end in c.ends)]
-
-    def _link_breaks(self) -> None:
-        cables = self._cables("link")
-        if cables:
-            cable = self.rng.choice(cables)
-            end = self.rng.choice(cable.ends)
-            if self.rng.random() < 0.5:
-                self.say("link reset", end.loop.name)
-                end.reset()
-            else:
-                self.say("link closed", end.loop.name)
-                end.close()
-
-    def _link_cut(self) -> None:
-        cables = self._cables("link")
-        if cables:
-            cable = self.rng.choice(cables)
-            cable.cut = True
-            if self.rng.random() < 0.7:
-                self.say("link cut")
-                self.outside.call_later(self.rng.random() * 3, self._mend, cable)
-            else:
-                self.say("link cut for good")
-
-    def _mend(self, cable: Any) -> None:
-        cable.cut = False
-        for end in cable.ends:
-            end._moving = False
-            end._move()
-
-    def _duplicate(self) -> None:
-        if len(self.twins) < 1:
-            node_id = self.rng.choice(NODES)
-            self.say("duplicate connect", node_id)
-            twin = NodeProgram(self, node_id, twin=True)
-            self.twins.append(twin)
-            self.outside.call_later(self.rng.random() * 4, self._end_twin, twin)
-
-    def _end_twin(self, twin: NodeProgram) -> None:
-        if twin in self.twins:
-            self.twins.remove(twin)
-            self.network.kill(twin.loop)
-
-    def _node_dies(self) -> None:
-        node_id = self.rng.choice(NODES)
-        node = self.nodes[node_id]
-        if node is None:
-            return
-        draw = self.rng.random()
-        if draw < 0.35:
-            self.say("node drain", node_id)
-            node.loop.call_soon(node.supervisor.stop)
-            if self.rng.random() < 0.3:
-                node.loop.call_later(self.rng.random() * 0.5, node.supervisor.stop)
-            return
-        silent = draw > 0.8
-        self.say("node power loss" if silent else "node crash", node_id)
-        self.nodes[node_id] = None
-        self.network.kill(node.loop, silent=silent)
-        self.outside.call_later(self.rng.random(), self._restart_node, node_id)
-
-    def _edge_dies(self) -> None:
-        edge = self.edge
-        if edge is None:
-            return
-        if self.rng.random() < 0.5:
-            self.say("edge crash")
-            self.edge = None
-            self.network.kill(edge.loop)
-            self.outside.call_later(0.05 + self.rng.random() * 0.5, self._restart_edge)
-        elif not edge.edge._draining:
-            self.say("edge drain")
-            edge.loop.create_task(self._drain_edge(edge, hurry=self.rng.random() < 0.3))
-
-    async def _drain_edge(self, edge: EdgeProgram, *, hurry: bool) -> None:
-        if hurry:
-            edge.loop.call_later(0.2, edge.edge.hurry)
-        await edge.edge.drain()
-        edge.edge.close()
-        edge.loop.call_later(0.2, self._edge_ended, edge)
-
-    def _edge_ended(self, edge: EdgeProgram) -> None:
-        if edge.edge.dispatcher.live and not any(link.session.state is State.READY for link in edge.edge.nodes.links):
-            self.violation("a drained edge ends with live requests")
-        if self.edge is edge:
-            self.edge = None
-            self.outside.call_later(0.05 + self.rng.random() * 0.5, self._restart_edge)
-        self.outside.call_soon(self._bury_edge, edge)
-
-    def _bury_edge(self, edge: EdgeProgram) -> None:
-        self.network.kill(edge.loop, orderly=True)
-
-    def _refresh(self) -> None:
-        rng = self.rng
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            name = rng.choice(tuple(PROVIDERS))
-            provider = self.config[name]
-            draw = rng.random()
-            if draw < 0.6:
-                capacity = rng.choice((1, 2, 3, 5))
-                self.seen["shrink" if capacity < provider["capacity"] else "grow"] += 1
-                provider["capacity"] = capacity
-                if "long_capacity" in provider:
-                    provider["long_capacity"] = rng.randint(0, capacity)
-            elif draw < 0.8:
-                present = provider.get("present", True)
-                self.seen["provider removed" if present else "provider added"] += 1
-                provider["present"] = not present
-            else:
-                provider["enabled"] = not provider.get("enabled", True)
-                self.seen["provider disabled"] += not provider["enabled"]
-        self._publish()
-
-    def _publish(self) -> None:
-        self.say("refresh")
-        if self.edge is not None:
-            edge = self.edge
-            edge.loop.call_soon(edge.refresh, self.tree)
-
-    def _provider_dies(self) -> None:
-        name = self.rng.choice(tuple(PROVIDERS))
-        port = PROVIDERS[name]["port"]
-        if port not in self.network.listeners:
-            return
-        self.network.listeners[port].close()
-        if self.rng.random() < 0.3:
-            self.say("provider unreachable", name)
-            self.network.unreachable.add(port)
-        else:
-            self.say("provider death", name)
-        for upstream in [u for u in self.upstreams if u.provider_id == name]:
-            upstream.die()
-        self.outside.call_later(self.rng.random() * 1.5, self._provider_up, name)
-
-    def _provider_up(self, name: str) -> None:
-        port = PROVIDERS[name]["port"]
-        self.network.unreachable.discard(port)
-        self.network.listen(self.outside, lambda: Upstream(self, name), port)
-
-    def _seam(self) -> None:
-        if self.edge is not None:
-            if self.rng.random() < 0.5:
-                self.edge.failing += self.rng.randint(1, 3)
-            else:
-                self.edge.staling += self.rng.randint(1, 3)
-
-    def _bypass(self) -> None:
-        """Slots that no lease of this edge explains, as a run of somebody else takes them (POOL-14)."""
-        node = self.nodes[self.rng.choice(NODES)]
-        if node is None:
-            return
-        for provider_id in list(node.backends.providers):
-            slot = node.backends.gate.try_acquire(provider_id, leased=False)
-            if slot is not None:
-                self.say("slots held by others", provider_id)
-                node.bypass.append(slot)
-                node.loop.call_later(self.rng.random() * 0.8, self._bypass_over, node, slot)
-
-    @staticmethod
-    def _bypass_over(node: NodeProgram, slot: Slot) -> None:
-        node.bypass.remove(slot)
-        if slot.release():
-            node.backends.call_closed(slot.provider_id, 0)
-
-    def _overlay(self) -> None:
-        edge = self.edge
-        if edge is not None:
-            name = self.rng.choice(tuple(PROVIDERS))
-            edge.loop.call_soon(self._set_overlay, edge, name, True)
-            edge.loop.call_later(self.rng.random(), self._set_overlay, edge, name, False)
-
-    def _set_overlay(self, edge: EdgeProgram, name: str, lowered: bool) -> None:
-        node_id = PROVIDERS[name]["node"]
-        record = edge.pool.registry.nodes.get(node_id)
-        resource = edge.pool._nodes.get(node_id, {}).get(name)
-        if record is not None and resource is not None and resource.generation:
-            self.say("overlay", f"{name} {lowered}")
-            d = edge.edge.dispatcher
-            d.perform(edge.pool.set_overlay(node_id, record.generation, name, lowered, d.now))
-
-    def _burst(self) -> None:
-        self.say("burst")
-        for _ in range(self.rng.randint(5, 30)):
-            self._ask()
-
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _rest(self) -> None:
@@ -508,12 +296,12 @@ class World:
             self.note("** all heals")
         for cable in list(self.network.cables):
             if cable.cut and not any(end.closed for end in cable.ends):
-                self._mend(cable)
+                self.faults.mend(cable)
         for twin in list(self.twins):
-            self._end_twin(twin)
+            self.faults.end_twin(twin)
         for name, provider in PROVIDERS.items():
             self.config[name] = dict(provider)
-        self._publish()
+        self.faults.publish()
         until = self.kernel.now + REST_S
         while not self._quiet():
             if self.kernel.now > until:
@@ -622,26 +410,9 @@ class World:
         edge = self.edge
         assert edge is not None
         assert not edge.edge.nodes.links, "links outlive their nodes"
-        edge.loop.create_task(self._drain_edge(edge, hurry=False))
+        edge.loop.create_task(self.faults.drain_edge(edge, hurry=False))
         self._advance(0.15)
         assert not [c for c in self.network.cables if c.kind == "client"], "connections outlive the edge"
-
-
-Fault = Callable[[World], None]
-FAULTS: dict[Fault, float] = {
-    World._link_breaks: 6,
-    World._link_cut: 4,
-    World._duplicate: 3,
-    World._node_dies: 6,
-    World._edge_dies: 1.2,
-    World._refresh: 12,
-    World._provider_dies: 6,
-    World._seam: 8,
-    World._bypass: 6,
-    World._overlay: 4,
-    World._burst: 6,
-}
-_FAULTS, _WEIGHTS = list(FAULTS), list(FAULTS.values())
 
 
 # ---- log lines of the programs --------------------------------------------------------------------------------------
