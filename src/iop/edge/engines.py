@@ -7,7 +7,6 @@ have become old. Nothing is decided by them: they are for people, and their drif
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +35,14 @@ class EngineFigures:
 
 
 class EnginePoll:
-    """The poll of one node connection. ``leased`` tells the pool's figure for a provider of the node, or None."""
+    """The poll of one node connection. ``leased`` tells the pool's figure for a provider of the node, or None. ``turn``
+    is a number that differs between nodes: so those that came together drift apart."""
 
-    def __init__(self, commands: Commands, leased: Callable[[str], int | None]) -> None:
+    def __init__(self, commands: Commands, leased: Callable[[str], int | None], *, turn: int = 0) -> None:
         self.figures: dict[str, EngineFigures] = {}
         self._commands = commands
         self._leased = leased
+        self._period_s = POLL_S * (0.8 + 0.4 * (turn * 0.618034 % 1))
         self._next_at = 0.0
         self._open = False
         self._mute = False
@@ -59,7 +60,7 @@ class EnginePoll:
             del self.figures[provider_id]
         if self._open or self._mute or now < self._next_at:
             return
-        self._next_at = now + POLL_S * random.uniform(0.8, 1.2)  # noqa: S311 - nodes that came together drift apart
+        self._next_at = now + self._period_s
         try:
             self._commands.start(m.NodeCommand.TRANSPORT_STATUS, self._answered, now, timeout_s=ANSWER_S)
         except IopError:

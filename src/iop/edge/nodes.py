@@ -72,9 +72,12 @@ class NodeLink:
         self._token = b""  # hash
         self.held: dict[str, int] = {}
         self.commands = Commands(self.session.send)
-        self.engines = EnginePoll(self.commands, lambda provider_id: server.pool.units_of(self.node_id, provider_id))
+        self.engines = EnginePoll(self.commands, self._units_of, turn=len(server.links))
         self._fenced = False
         self._fenced_at = 0.0
+
+    def _units_of(self, provider_id: str) -> int | None:
+        return self.server.pool.units_of(self.node_id, provider_id)
 
     def _log(self, level: int, event: str, **fields: Any) -> None:
         log.log(level, event, extra={"fields": {"node": self.node_id or "?", "peer": self.link.peer, **fields}})
