@@ -121,12 +121,16 @@ async def test_listeners_are_bounded_and_one_that_leaves_makes_room(stack: Stack
         scene.clients.append(await listen(stack.admin))
 
 
+def _unasked(*_: object) -> Any:
+    raise AssertionError("nobody asks for this here")
+
+
 @asynccontextmanager
 async def admin(bus: EventBus) -> AsyncIterator[Address]:
     """An admin listener around a bus, in this loop."""
     runtime = Runtime(asyncio.get_running_loop())
     runtime.start()
-    app = Admin(runtime, EdgeMetrics(), dict, bus, lambda done: None, local_only=True)
+    app = Admin(runtime, EdgeMetrics(), dict, bus, reload=_unasked, runs=_unasked, local_only=True)
     server = HttpServer(runtime, app, app.fail, ServerLimits())
     try:
         yield "127.0.0.1", await server.start("127.0.0.1", 0)
