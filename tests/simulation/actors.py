@@ -14,18 +14,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
+from iop.edge.runs import EdgeRun, RunResult, RunSpec, submit_run
 from iop.errors import IopError
 from iop.net.http.head import parse_response
+from iop.wire import messages as m
+from tests.simulation.programs import PROVIDERS
 
 if TYPE_CHECKING:
     from tests.simulation.network import Transport
+    from tests.simulation.programs import EdgeProgram
     from tests.simulation.world import World
 
-__all__ = ["Client", "Plan", "Upstream"]
+__all__ = ["Client", "Plan", "RunClient", "Upstream"]
 
-_NUMBER = re.compile(rb'"user":"c(\d+)"')
+_NUMBER = re.compile(rb'"user": ?"c(\d+)"')
+_CONTENT = re.compile(rb'"content":"(x*)"')
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_TARGET = re.compile(rb'"model":"([^"]*)"')
+_TARGET = re.compile(rb'"model": ?"([^"]*)"')
 
 KINDS = ("json", "sse", "cut", "reset", "silent", "error", "gone", "stall")
 _KIND_WEIGHTS = (50, 34, 3, 3, 1, 3, 4, 1)
@@ -37,6 +42,7 @@ class Plan:
 
     number: int
     model: str
+    run: bool  # a normalized run, not a client's request
     stream: bool
     padding: int
     kind: str
@@ -56,9 +62,9 @@ class Plan:
     record: str = ""
 
     @classmethod
-    def draw(cls, rng: random.Random, number: int, models: tuple[str, ...]) -> Plan:
+    def draw(cls, rng: random.Random, number: int, models: tuple[str, ...], *, run: bool = False) -> Plan:
         kind = rng.choices(KINDS, _KIND_WEIGHTS)[0]
-        stream = kind == "sse" or (kind in ("cut", "stall") and rng.random() < 0.5)
+        stream = kind == "sse" or (kind in ("cut", "stall") and rng.random() < 0.5) or (run and kind != "error")
         big = rng.random() < 0.01
         size = rng.choice((0, 0, 0, 900)) if not big else rng.choice((60_000, 140_000))
         if stream:
@@ -76,6 +82,7 @@ class Plan:
         return cls(
             number=number,
             model=rng.choice(models),
+            run=run,
             stream=stream,
             padding=rng.choice((0, 0, 600)) if rng.random() > 0.01 else 70_000,
             kind=kind,
@@ -87,6 +94,11 @@ class Plan:
             slow=big and rng.random() < 0.5,
             close_s=rng.choice((0.05, 1.0, 2.5, 4.0)) if rng.random() < 0.2 else 0.0,
         )
+
+    @property
+    def text(self) -> bytes:
+        """What a stream's events say."""
+        return b"".join(_CONTENT.findall(self.answer))
 
     def request(self) -> bytes:
         pad = b"x" * self.padding
@@ -215,7 +227,7 @@ class Client:
         if self._leave is not None:
             self._leave.cancel()
             self._leave = None
-        self.world.answered(self, plan, outcome)
+        self.world.answered(plan, outcome)
 
     def eof_received(self) -> None:
         if self.plan is not None:
@@ -231,6 +243,60 @@ class Client:
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
+
+
+class RunClient:
+    """Who started a normalized run, and hears of it (EXEC-1)."""
+
+    writer = None
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world = world
+        self.plan = plan
+        self.run: EdgeRun | None = None
+        self._text: list[bytes] = []
+
+    def start(self, edge: EdgeProgram, provider_id: str) -> None:
+        """Queued, or past the pool to ``provider_id``. In the edge's loop."""
+        plan = self.plan
+        spec = RunSpec(
+            b'{"messages":[{"role":"user","content":"%b"}]}' % (b"x" * plan.padding),
+            options=b'{"user":"c%d"}' % plan.number,
+            model="" if provider_id else plan.model,
+            node=PROVIDERS[provider_id]["node"] if provider_id else "",
+            adapter=provider_id,
+            target=f"{plan.model}@{provider_id}" if provider_id else "",
+            timeout_s=5.0,
+        )
+        try:
+            self.run = submit_run(edge.edge.dispatcher, spec, self, "operator")
+        except IopError as exc:
+            self.world.answered(plan, f"run {exc.code}")
+            return
+        if not plan.outcome:
+            self.world.runs[self.run.run_id] = plan
+            if plan.leaves_s is not None:
+                edge.loop.call_later(plan.leaves_s, self._leave)
+
+    def _leave(self) -> None:
+        if self.run is not None and not self.plan.outcome:
+            self.world.say("cancel run", f"c{self.plan.number} {self.run.state}")
+            self.run.cancel()
+
+    def run_event(self, event: m.RunEvent) -> None:
+        if self.plan.outcome:
+            self.world.violation(f"c{self.plan.number}: an event behind the end of its run")
+        if event.kind == m.RunEventKind.DELTA:
+            self._text.append(event.text)
+
+    def run_ended(self, result: RunResult) -> None:
+        plan = self.plan
+        if result.error is None:
+            if b"".join(self._text) != plan.text:
+                self.world.violation(f"c{plan.number}: a run's text that is not its own")
+            if plan.kind not in ("json", "sse", "gone"):
+                self.world.violation(f"c{plan.number}: {plan.kind} looks complete")
+        self.world.answered(plan, f"run {result.error.code if result.error is not None else 'complete'}")
 
 
 class Upstream:

@@ -119,6 +119,7 @@ class Faults:
             self.world.say("edge crash")
             self.world.edge = None
             self.world.network.kill(edge.loop)
+            self.world.edge_gone()
             self.world.outside.call_later(0.05 + self.world.rng.random() * 0.5, self.world.restart_edge)
         elif not edge.edge._draining:
             self.world.say("edge drain")
@@ -141,6 +142,7 @@ class Faults:
 
     def _bury_edge(self, edge: EdgeProgram) -> None:
         self.world.network.kill(edge.loop, orderly=True)
+        self.world.edge_gone()
 
     def _refresh(self) -> None:
         rng = self.world.rng

@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from iop.edge.request import ClientRequest
 from iop.pool.registry import NodeState
-from tests.simulation.actors import Client, Plan, Upstream
+from tests.simulation.actors import Client, Plan, RunClient, Upstream
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Kernel, Loop
 from tests.simulation.network import Network
@@ -39,6 +40,7 @@ MUST_SEE = (
     "provider silent", "kept connection lost", "failed send", "stale grant", "slow close", "close not confirmed",
     "call closed", "held over", "readmit capacity_exceeded", "readmit send_failed", "readmit stale_grant",
     "slots held by others", "overlay", "revoked", "queue timeout", "refused unavailable", "slow client", "burst",
+    "queued run", "direct run", "cancel run",
 )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ class World:
         self.plans: dict[int, Plan] = {}
         self.open: dict[int, Plan] = {}  # asked, and without an outcome yet
         self.clients: dict[Client, None] = {}
+        self.runs: dict[str, Plan] = {}  # normalized runs, by id
         self.upstreams: dict[Upstream, None] = {}
         self.config = {name: dict(provider) for name, provider in PROVIDERS.items()}
         self.edges = 0
@@ -231,6 +234,35 @@ class World:
             self.outside.call_later(0.5 + self.rng.random() * 2, self._phase)
 
     def ask(self) -> None:
+        if self.rng.random() < 0.1:
+            self._ask_for_run()
+        else:
+            self._ask_as_client()
+
+    def _ask_for_run(self) -> None:
+        edge = self.edge
+        if edge is None:
+            self.seen["edge not there"] += 1
+            return
+        direct = self.rng.random() < 0.3
+        plan = self._plan(run=True)
+        runner = RunClient(self, plan)
+        edge.loop.call_soon(runner.start, edge, self.rng.choice(MODELS[plan.model])[0] if direct else "")
+        self.seen["direct run" if direct else "queued run"] += 1
+
+    def _plan(self, *, run: bool = False) -> Plan:
+        number = len(self.plans) + 1
+        plan = self.plans[number] = self.open[number] = Plan.draw(self.rng, number, tuple(MODELS), run=run)
+        if self.note:
+            self.note(f"c{number} {'runs' if run else 'asks'} {plan.model}: {plan.kind}")
+        return plan
+
+    def edge_gone(self) -> None:
+        """The edge was killed, and with it the runs that were started in it."""
+        for plan in [plan for plan in self.open.values() if plan.run]:
+            self.answered(plan, "run lost with the edge")
+
+    def _ask_as_client(self) -> None:
         client = next((c for c in self.clients if c.idle), None) if self.rng.random() < 0.9 else None
         if client is None:
             client = Client(self)
@@ -240,16 +272,12 @@ class World:
                 self.seen["edge not there"] += 1
                 return
             self.clients[client] = None
-        number = len(self.plans) + 1
-        plan = self.plans[number] = self.open[number] = Plan.draw(self.rng, number, tuple(MODELS))
-        if self.note:
-            self.note(f"c{number} asks {plan.model}: {plan.kind}")
-        client.ask(plan)
+        client.ask(self._plan())
 
-    def answered(self, client: Client, plan: Plan, outcome: str) -> None:
+    def answered(self, plan: Plan, outcome: str) -> None:
         if plan.outcome:
             self.violation(f"c{plan.number} was answered twice: {plan.outcome}, {outcome}")
-        if outcome == "error internal":
+        if outcome in ("error internal", "run internal"):
             self.violation(f"c{plan.number} met a fault of the edge's own")
         if self.note:
             self.note(f"c{plan.number} {outcome}")
@@ -263,13 +291,16 @@ class World:
         state = "unknown"
         if self.edge is not None:
             for request in self.edge.edge.dispatcher.live:
-                if request.intake.client_request_id == name:
+                if isinstance(request, ClientRequest) and request.intake.client_request_id == name:
                     state = request.state.value
         self.say(f"cancel {state}", name)
 
     def recorded(self, record: Any) -> None:
         """The edge's outcome line."""
-        plan = self.plans[int(record.client_request_id[1:])]
+        number = record.client_request_id
+        plan = self.plans[int(number[1:])] if number else self.runs.get(record.request_id)
+        if plan is None:
+            return  # a run that ended before it was known
         plan.records += 1
         plan.record = record.outcome
         if self.note:
@@ -361,6 +392,7 @@ class World:
         assert edge.http.stats.buffered_body_bytes == 0, "request bodies are counted as buffered"
         assert not edge.http.connections, "client connections are left"
         assert len(edge.nodes.links) == len(NODES) == len(edge.nodes.owners), "links are left"
+        assert edge.dispatcher.direct_runs == 0, "direct runs are counted"
         assert program.pool.next_at is None, "a deadline without a waiter"
         assert not program.pool.queue._principals, "principals are counted and nobody waits"
         assert edge.dispatcher._todo == type(edge.dispatcher._todo)(), "actions are left undone"
@@ -393,6 +425,8 @@ class World:
             # A body of known length is complete for its client before the edge hears of the end.
             if outcome == "complete" and record != "ok" and (plan.stream or not (record or self.edges > 1)):
                 self.violation(f"{name} got its answer, and is recorded as {record or 'nothing'}")
+            if plan.run and record and outcome not in (f"run {record}", "run complete" if record == "ok" else ""):
+                self.violation(f"{name} was told {outcome}, and is recorded as {record}")
             if outcome.startswith("error ") and record and record != outcome[6:]:
                 self.violation(f"{name} was told {outcome}, and is recorded as {record}")
             if outcome == "cut" and record == "ok" and self.edges == 1:
