@@ -49,16 +49,6 @@ sim: build
 mutants: build
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-# The whole system under a virtual clock, with everything that may go wrong; a part of it is in make test.
-SEEDS ?= 100
-LIFECYCLES ?= 1000
-sim: build
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --lifecycles $(LIFECYCLES)
-
-# Plants known bugs in a copy of this tree; the simulation or a test must notice each. MUTANTS="name …" for some.
-mutants: build
-	$(BIN)/python -m tests.mutants $(MUTANTS)
-
 # Kills the node under load, 20 times; about 20 seconds, and no part of make test.
 chaos-kill: build
 	$(PYTEST) -s tests/chaos/test_kill.py
