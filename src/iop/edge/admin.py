@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
@@ -136,7 +138,7 @@ class Admin:
         if path == b"/metrics":
             body, kind = self._metrics.render()
             return kind.encode("ascii"), body
-        return b"application/json", json.dumps(self._status()).encode()
+        return b"application/json", msgspec.json.encode(self._status())  # thousands of providers are a megabyte
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """A feed ends, a run is cancelled; other answers are written at once."""

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, cast
 
 from iop import __version__
 from iop.config.diff import compare
@@ -54,12 +54,6 @@ def run(config: EdgeConfig, load: Load | None = None, *, log_format: logs.LogFor
 
 async def _serve(config: EdgeConfig, load: Load | None, runtime: Runtime, sink: logs.Sink) -> int:
     edge = Edge(config, runtime, sink, load)
-    try:
-        await edge.start()
-    except OSError as exc:
-        log.error("cannot listen: %s", exc.strerror or exc)
-        edge.close()
-        return 1
     stop = asyncio.Event()
     signals = 0
 
@@ -80,7 +74,14 @@ async def _serve(config: EdgeConfig, load: Load | None, runtime: Runtime, sink: 
         elif not stop.is_set():
             edge.reloader.ask()
 
+    # Before anybody knows that the edge is there: a signal that comes early must not end it.
     runtime.loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    try:
+        await edge.start()
+    except OSError as exc:
+        log.error("cannot listen: %s", exc.strerror or exc)
+        edge.close()
+        return 1
     gc.freeze()
     await stop.wait()
     await edge.drain()
@@ -247,14 +248,11 @@ class Edge:
         """The body of ``/admin/status``."""
         snapshot = self.pool.snapshot(self.dispatcher.now)
         engines = self.nodes.engine_figures()
-        nodes = [
-            {
-                **node,
-                **self.nodes.config_of(node["id"]),
-                "providers": [{**p, **engine_fields(engines.get(p["id"]))} for p in node["providers"]],
-            }
-            for node in snapshot["nodes"]
-        ]
+        nodes: list[dict[str, Any]] = cast("Any", snapshot["nodes"])  # rows of our own by now: they are added to
+        for node in nodes:
+            node.update(self.nodes.config_of(node["id"]))
+            for provider in node["providers"]:
+                provider.update(engine_fields(engines.get(provider["id"])))
         return {
             "edge": {
                 "id": self.config.edge.id,
