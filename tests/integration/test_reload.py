@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -429,3 +432,34 @@ async def test_the_built_in_provider_comes_and_goes(tmp_path: Path) -> None:
         await live.settled()
         assert (await client.body()).endswith(DONE)
         await live.serves()
+
+
+@pytest.mark.req("CONF-2", "SUP-5")
+@pytest.mark.skipif(sys.platform != "linux", reason="how a terminal goes differs between systems")
+def test_an_edge_whose_terminal_is_closed_ends_and_does_not_linger(tmp_path: Path) -> None:
+    """SIGHUP, too: it would hold its ports, and nobody would see what it says."""
+    file = tmp_path / "edge.yaml"
+    file.write_text(json.dumps(edge_config()))
+    terminal, inner = os.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(inner, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        command("iop-edge", "serve", "-c", str(file), "--log-format", "json"),
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        preexec_fn=own_terminal,  # noqa: PLW1509 - two system calls, no lock
+    )
+    os.close(inner)
+    seen = b""
+    while seen.count(b'"listening"') < 3:
+        seen += os.read(terminal, 4096)
+    # With a terminal SIGHUP is a word about the file.
+    process.send_signal(signal.SIGHUP)
+    while b"config_reloaded" not in seen:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(20) == 0

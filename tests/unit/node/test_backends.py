@@ -118,15 +118,13 @@ async def test_a_call_that_is_still_connecting_outlives_its_provider() -> None:
 
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with backends() as b:
+    async with server, backends() as b:
         config = replace(P, base_url=f"http://127.0.0.1:{port}/v1")
         await b.apply(payload(config))
         b.providers["p"].pool.connect(Caller())  # type: ignore[arg-type]
         await b.apply(payload(replace(config, idle_ms=5), revision=2))
         await until(lambda: bool(connected))
         connected[0].abort()  # type: ignore[attr-defined]
-    server.close()
-    await server.wait_closed()
 
 
 @pytest.mark.req("CONF-2", "EXEC-4")
