@@ -19,7 +19,7 @@ from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
 from iop.edge.nodes import NodeServer
-from iop.edge.reload import Load, Reloaded, Reloader
+from iop.edge.reload import Load, Prepared, Reloaded, Reloader
 from iop.edge.rundesk import RunFeed, open_run
 from iop.errors import ShuttingDown
 from iop.net import loop as net_loop
@@ -107,7 +107,7 @@ class Edge:
         self._draining = False
         self._hurry = asyncio.Event()
         self.revision = 1  # of the configuration; counts up with each change, from the start of the program
-        self.reloader = Reloader(runtime, self.metrics, load, self.reload)
+        self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take)
         told = plan.payloads(config, self.revision)
         self.dispatcher = Dispatcher(
             runtime,
@@ -160,26 +160,41 @@ class Edge:
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
-        self._configure(told)
+        self._configure(told, plan.pool_arguments(config))
 
     # ---- the configuration (CONF-2) ----------------------------------------------------------------------------------
 
     def reload(self, wanted: EdgeConfig) -> Reloaded:
-        """Takes over a changed configuration, whole or not at all. Raises ConfigError and changes nothing.
+        """Takes over a changed configuration, whole or not at all. Raises ConfigError and changes nothing."""
+        return self.take(self.prepare(wanted))
+
+    def prepare(self, wanted: EdgeConfig) -> Prepared:
+        """All that can be made of a configuration beforehand. Changes nothing, so a thread may do it while requests go
+        on: with many nodes it takes longer than a stream may wait. Raises ConfigError."""
+        running = self.config
+        change = compare(running, wanted)
+        revision = self.revision + bool(change.changed)
+        told = plan.payloads(change.config, revision, self.nodes.payloads)
+        silent = sorted({*without_effect(change.config)} - {*without_effect(running)})
+        return Prepared(running, change, revision, told, plan.pool_arguments(change.config), silent)
+
+    def take(self, prepared: Prepared) -> Reloaded:
+        """Takes over what was prepared.
 
         Nothing else runs in between: a request sees the old configuration or the new one. What a request has (its
         principal, its place in the queue, its lease, its provider's clocks) stays as it is.
         """
-        change = compare(self.config, wanted)
-        revision = self.revision + bool(change.changed)
-        told = plan.payloads(change.config, revision, self.nodes.payloads)
-        for text in sorted({*without_effect(change.config)} - {*without_effect(self.config)}):
+        if prepared.running is not self.config:
+            prepared = self.prepare(prepared.change.config)  # it was made for another one
+        change = prepared.change
+        for text in prepared.silent:
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
-        self.config, self.revision = change.config, revision
-        nodes = self._configure(told)
-        return Reloaded(revision, change, nodes)
+        if not change.changed:
+            return Reloaded(self.revision, change, self.nodes.refresh())  # nodes that refused are asked again
+        self.config, self.revision = change.config, prepared.revision
+        return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool))
 
-    def _configure(self, told: dict[str, m.NodeConfigPayload]) -> list[str]:
+    def _configure(self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any]) -> list[str]:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
         config, d = self.config, self.dispatcher
         d.providers = plan.settings(config)
@@ -189,7 +204,7 @@ class Edge:
         self.http.limits = plan.server_limits(config.http)
         self.nodes.max_frame_bytes = config.transport.max_frame_bytes
         acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
-        d.perform(self.pool.configure(**plan.pool_arguments(config), now=d.now, acked=acked))
+        d.perform(self.pool.configure(**pool, now=d.now, acked=acked))
         d.watch_queue()
         return self.nodes.refresh()
 

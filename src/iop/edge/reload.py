@@ -12,14 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
+from iop.wire import messages as m
 
-__all__ = ["Reloaded", "Reloader"]
+__all__ = ["Prepared", "Reloaded", "Reloader"]
 
 log = logging.getLogger("iop.edge.reload")
 
@@ -29,6 +31,19 @@ TOLD = 100  # names and faults in one answer or log line
 
 Load = Callable[[], EdgeConfig]
 Answer = Callable[["Reloaded | IopError"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What there is to take over: the change from ``running``, and what nodes (``told``) and pool are to be given.
+    ``silent`` are settings without effect that were not there before."""
+
+    running: EdgeConfig
+    change: Change
+    revision: int
+    told: dict[str, m.NodeConfigPayload]
+    pool: dict[str, Any]
+    silent: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +60,21 @@ class Reloaded:
 
 
 class Reloader:
-    """``load`` reads and checks the file, and may block; ``take`` takes it over and raises ConfigError if it cannot.
-    Without ``load`` there is no file to read."""
+    """``load`` reads and checks the file, ``prepare`` makes of it what can be made beforehand: both in the thread, and
+    both may raise ConfigError. ``take`` takes that over. Without ``load`` there is no file to read."""
 
     def __init__(
-        self, runtime: Runtime, metrics: EdgeMetrics, load: Load | None, take: Callable[[EdgeConfig], Reloaded]
+        self,
+        runtime: Runtime,
+        metrics: EdgeMetrics,
+        load: Load | None,
+        prepare: Callable[[EdgeConfig], Prepared],
+        take: Callable[[Prepared], Reloaded],
     ) -> None:
         self._runtime = runtime
         self._metrics = metrics
         self._load = load
+        self._prepare = prepare
         self._take = take
         self._askers: list[Answer] = []
         self._serving: list[Answer] = []
@@ -107,9 +128,9 @@ class Reloader:
 
     def _read(self, number: int, load: Load) -> None:
         """In the thread."""
-        found: EdgeConfig | IopError
+        found: Prepared | IopError
         try:
-            found = load()
+            found = self._prepare(load())
         except IopError as exc:
             found = exc
         except Exception as exc:
@@ -120,7 +141,7 @@ class Reloader:
         except RuntimeError:  # the loop is closed: the edge has ended
             return
 
-    def _came(self, number: int, found: EdgeConfig | IopError) -> None:
+    def _came(self, number: int, found: Prepared | IopError) -> None:
         self._stuck = False
         self._end(number, found)
 
@@ -129,7 +150,7 @@ class Reloader:
             self._stuck = True
             self._end(number, ConfigError([f"reading the file, or one that it names, took longer than {READ_S:g} s"]))
 
-    def _end(self, number: int, found: EdgeConfig | IopError) -> None:
+    def _end(self, number: int, found: Prepared | IopError) -> None:
         if number != self._reading:
             return  # given up, or closed
         self._reading = 0

@@ -15,7 +15,7 @@ from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
 from iop.edge import reload as reload_module
-from iop.edge.reload import MAX_ASKERS, Reloaded, Reloader
+from iop.edge.reload import MAX_ASKERS, Prepared, Reloaded, Reloader
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
@@ -33,7 +33,7 @@ class Desk:
         self.found: EdgeConfig | Exception = CONFIG
         self.taken = 0
         self.answers: list[Reloaded | IopError] = []
-        self.reloader = Reloader(runtime, self.metrics, self.load, self.take)
+        self.reloader = Reloader(runtime, self.metrics, self.load, self.prepare, self.take)
 
     def load(self) -> EdgeConfig:
         go = threading.Event()
@@ -43,9 +43,12 @@ class Desk:
             raise self.found
         return self.found
 
-    def take(self, config: EdgeConfig) -> Reloaded:
+    def prepare(self, config: EdgeConfig) -> Prepared:
+        return Prepared(CONFIG, Change(config, ("queue.timeout_ms",), ()), 0, {}, {}, [])
+
+    def take(self, prepared: Prepared) -> Reloaded:
         self.taken += 1
-        return Reloaded(self.taken, Change(config, ("queue.timeout_ms",), ()))
+        return Reloaded(self.taken, prepared.change)
 
     def ask(self) -> None:
         self.reloader.ask(self.answers.append)
@@ -176,7 +179,7 @@ async def test_who_waits_is_bounded_and_told_when_the_edge_leaves() -> None:
 @async_test()
 async def test_without_a_file_there_is_nothing_to_reload() -> None:
     runtime = Runtime(asyncio.get_running_loop())
-    take: Callable[[EdgeConfig], Any] = pytest.fail
+    never: Callable[[Any], Any] = pytest.fail
     answers: list[Reloaded | IopError] = []
-    Reloader(runtime, EdgeMetrics(), None, take).ask(answers.append)
+    Reloader(runtime, EdgeMetrics(), None, never, never).ask(answers.append)
     assert "without a file" in str(answers[0])
