@@ -1,45 +1,34 @@
-"""The life of one client request, from its whole body to the return of its lease (POOL, API-5, API-7c, API-8b, API-10).
+"""The life of one client request, from its whole body to the return of its lease (API-5, API-7c, API-8b, API-10).
 
 A machine driven by callbacks: the pool's answers, the stream's frames, the client's departure, one deadline. It awaits
-nothing, and per event of a stream it does nothing at all: those bytes pass below it.
-
-    NEW ──submit──▶ WAITING ──granted──▶ SENT ──first byte to the client──▶ OPEN ──end──▶ DONE
-      └──granted────────────────────────▶ │                                  │
-                                          │ (readmitted: back to WAITING)    │
-                                          └── client gone, deadline ─────────┴──▶ CANCELLING ──terminal──▶ DONE
-
-In CANCELLING the client has its answer or is gone, and the lease waits for the node's word that the call has ended
-(POOL-12). Every way into DONE passes ``_end``, which returns the lease and writes the one outcome line. The file is a
-little long, because a machine is read as a whole.
+nothing, and per event of a stream it does nothing at all: those bytes pass below it. Its states and its ways through
+the pool are those of :mod:`iop.edge.dispatched`; OPEN begins with the first byte to the client.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, error_of
 from iop.edge.api.routes import Endpoint
+from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Dispatched, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import (
     ClientGone,
     ClientIdle,
-    DeadlineExceeded,
     HeadError,
     InternalError,
-    InvalidTransition,
     IopError,
     ProviderProtocolError,
 )
-from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
 from iop.observability.metrics import TOKEN_KINDS
-from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
+from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
@@ -55,94 +44,50 @@ __all__ = ["ClientRequest", "State"]
 log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
-MAX_MOVES = 3  # of one request that came to its node while that was changing
-MAX_REFUSALS = 100  # capacity_exceeded for one request; an honest node's slots are held by somebody and waited for
 
-
-class State(StrEnum):
-    NEW = "new"
-    WAITING = "waiting"
-    SENT = "sent"
-    OPEN = "open"
-    CANCELLING = "cancelling"
-    DONE = "done"
-
-
-# By their bare names: looking a member up on its Enum class takes five times as long as a global.
-NEW, WAITING, SENT, OPEN, CANCELLING, DONE = State
 _TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
 _END = int(m.TunnelFrameKind.END)
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    NEW: frozenset({WAITING, SENT, DONE}),
-    WAITING: frozenset({SENT, DONE}),
-    SENT: frozenset({WAITING, OPEN, CANCELLING, DONE}),
-    OPEN: frozenset({CANCELLING, DONE}),
-    CANCELLING: frozenset({DONE}),
-    DONE: frozenset(),
-}
-
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
-# Refusals at the node's door: nothing was called, so another try cannot do anything twice.
-_NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
 
 
-class ClientRequest:
-    """One request. ``intake`` holds what was learnt while its body came in; see the module for the states."""
+class ClientRequest(Dispatched):
+    """One request. ``intake`` holds what was learnt while its body came in."""
 
     __slots__ = (
-        "_dispatcher",
         "_ex",
         "_first_at",
-        "_leased",
         "_lost_once",
         "_provider",
         "_provider_status",
-        "_refusals",
-        "_session",
         "_sse",
-        "_timer",
         "_usage",
-        "attempts",
         "body_bytes",
         "endpoint",
         "error",
         "group_id",
         "intake",
-        "lease",
         "principal",
-        "request_id",
-        "state",
         "status",
-        "stream",
-        "ticket",
     )
+
+    stream: ClientStream | None
 
     def __init__(
         self, dispatcher: Dispatcher, ex: Exchange, endpoint: Endpoint, principal: str, intake: Intake
     ) -> None:
-        self._dispatcher = dispatcher
+        super().__init__(dispatcher)
         self._ex = ex
         self.endpoint = endpoint
         self.principal = principal
         self.intake = intake
-        self.request_id = new_request_id()
-        self.state = NEW
         self.group_id = ""
-        self.ticket: Ticket | None = None
-        self.lease: Lease | None = None
-        self.stream: ClientStream | None = None
-        self.attempts = 0
         self.status = 0  # what the client was told
         self.error: IopError | None = None
         self.body_bytes = 0
-        self._leased = False  # `lease` is ours to return; afterwards it only tells the story
-        self._session: EdgeSession | None = None
-        self._timer: Any = None
         self._lost_once = False
         self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
-        self._refusals = 0
         self._first_at = 0.0
         self._sse = False
         self._usage: Tokens | None = None
@@ -169,57 +114,6 @@ class ClientRequest:
             d.watch_queue()
         else:
             self._dispatch(lease)
-
-    def granted(self, lease: Lease) -> None:
-        """A slot is ours, after a wait: send, or give it back if its generation died meanwhile (POOL-8)."""
-        if self._dispatcher.pool.holds(lease):
-            self._dispatch(lease)
-        else:
-            self.lease = lease
-            self._readmit(ReleaseCause.STALE_GRANT)
-
-    def _dispatch(self, lease: Lease) -> None:
-        d = self._dispatcher
-        self.lease = lease
-        self._leased = True
-        session = d.nodes.session(lease.node_id, lease.generation)
-        if session is None:
-            self._readmit(ReleaseCause.STALE_GRANT)
-            return
-        self._move(SENT)
-        self.attempts += 1
-        try:
-            self._send(session, lease)
-        except (ConnectionResetError, OverflowError):
-            # The link broke between the grant and here; its loss is about to be reported and fences the rest.
-            self._drop_stream()
-            self._readmit(ReleaseCause.SEND_FAILED)
-
-    def refused(self, error: IopError) -> None:
-        """The pool let us go: no candidate, or the queue's time is up."""
-        self._answer(error)
-        self._end()
-
-    def revoked(self, lease: Lease, error: IopError) -> None:
-        """The lease's generation is dead, and the lease is back already (REG-5)."""
-        if lease is not self.lease or not self._leased:
-            return
-        self._leased = False
-        if self.state in (SENT, OPEN):
-            self._fail(error)
-        self._drop_stream()  # not before: an open stream still takes the error event
-        self._end()
-
-    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
-        """Back into the queue at our old place, with the body still in hand."""
-        d, ticket, lease = self._dispatcher, self.ticket, self.lease
-        assert ticket is not None
-        assert lease is not None
-        self._leased = False
-        if self.state is not WAITING:
-            self._move(WAITING)
-        d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held))
-        d.watch_queue()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
@@ -313,15 +207,8 @@ class ClientRequest:
         code = failure.code
         lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
         if self.state is SENT:
-            fresh = self._provider_status == 0  # no answer had begun
-            if code is m.ErrorCode.CAPACITY_EXCEEDED and fresh and self._refusals < MAX_REFUSALS:
-                # The node's word on its slots: our place in the queue stays, no health effect (EXEC-3, POOL-12).
-                self._refusals += 1
-                return self._again(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
-            if code in _NOT_THERE and fresh and self._refusals < MAX_MOVES:
-                # Sent before, and arrived after the node had changed its configuration or began to drain (CONF-2).
-                self._refusals += 1
-                return self._again(ReleaseCause.STALE_GRANT)
+            if self._provider_status == 0 and self._turned_away(failure):
+                return None
             if (
                 code is m.ErrorCode.PROVIDER_CONNECTION_LOST
                 and failure.connection_reused
@@ -341,11 +228,6 @@ class ClientRequest:
     def _stores_by_default(self) -> bool:
         provider = self._provider
         return self.endpoint.name == "responses" and provider is not None and provider.stores_responses
-
-    def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
-        self._drop_stream()
-        self._dispatcher.metrics.readmissions[cause.value].value += 1
-        self._readmit(cause, held=held)
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in one of the callbacks above: it ends this request, and no other."""
@@ -370,44 +252,6 @@ class ClientRequest:
         wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
         self._abandon(wire_reason)
 
-    def stop(self, error: IopError) -> None:
-        """The edge gives the request up: shutdown, or an operator's word."""
-        if self.state in (DONE, CANCELLING):
-            return
-        self._fail(error)
-        self._abandon(m.CancelReason.SHUTDOWN)
-
-    def _deadline(self) -> None:
-        """The request's whole time is up (API-10)."""
-        if self.state in (DONE, CANCELLING):
-            return
-        self._fail(DeadlineExceeded())
-        self._abandon(m.CancelReason.DEADLINE)
-
-    def _abandon(self, reason: m.CancelReason) -> None:
-        state = self.state
-        if state in (NEW, WAITING):
-            if self.ticket is not None:
-                self._dispatcher.pool.cancel(self.ticket, self._dispatcher.now)
-            self._end()
-        elif state in (SENT, OPEN):
-            self._cancel(reason)
-
-    def _cancel(self, reason: m.CancelReason) -> None:
-        """Cancels at the node; its terminal brings the lease back."""
-        stream, session = self.stream, self._session
-        assert stream is not None
-        assert session is not None
-        stream.discard()
-        if self.state is not CANCELLING:
-            self._move(CANCELLING)
-        try:
-            withdrawn = session.cancel(stream, self.request_id, reason)
-        except ConnectionResetError:
-            return  # the link is lost, which revokes the lease
-        if withdrawn:
-            self._end(ReleaseCause.SEND_FAILED)
-
     def _let_finish(self, stream: ClientStream) -> None:
         """The client closed behind the last event, as SDKs do: the provider is about to end, too, and its connection
         is worth keeping. If it does not end soon, it is cancelled after all."""
@@ -415,10 +259,6 @@ class ClientRequest:
         self._move(CANCELLING)
         self._timer.cancel()
         self._timer = self._dispatcher.wheel.arm(FINISH_GRACE_S, lambda: self._cancel(m.CancelReason.CLIENT_GONE))
-
-    def _drop_stream(self) -> None:
-        if self.stream is not None:
-            self.stream.discard()
 
     def _fail(self, error: IopError) -> None:
         """Tells the client: an error answer before the commit, an error event and an unclean end after it."""
@@ -453,27 +293,10 @@ class ClientRequest:
             text += f"x-iop-provider: {lease.provider_id}\r\n"
         return text.encode()
 
-    def _end(self, cause: ReleaseCause | None = None, *, lingering: bool = False) -> None:
-        """The request is over: the lease goes back, once, and the outcome is written down."""
-        if self.state is DONE:
-            return
-        self._move(DONE)
-        d, lease = self._dispatcher, self.lease
-        if self._timer is not None:
-            self._timer.cancel()
-        d.live.discard(self)
+    def _over(self) -> None:
         self.intake.release()
-        actions: Actions = ()
-        if lease is not None and self._leased:
-            self._leased = False
-            actions = d.pool.release(lease, cause or _TERMINAL, d.wheel.now, lingering=lingering)
         self._log()
-        # These three and we refer to each other: taken apart here, nothing is left for the collector to find.
-        self._ex.context = None
-        if self.ticket is not None:
-            self.ticket.owner = None
-        if actions:
-            d.perform(actions)
+        self._ex.context = None  # it refers to us, and we to it: nothing is left for the collector to find
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
@@ -516,8 +339,3 @@ class ClientRequest:
                 (usage[1] or 0) if usage is not None else 0,
             )
         )
-
-    def _move(self, to: State) -> None:
-        if to not in TRANSITIONS[self.state]:
-            raise InvalidTransition("ClientRequest", self.state.value, to.value)
-        self.state = to

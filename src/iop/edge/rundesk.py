@@ -93,14 +93,14 @@ class RunFeed:
         self.writer = None if spec.background else ex.writer
         self._run: EdgeRun = submit_run(d, spec, self, PRINCIPAL)
         if spec.background:
-            ex.respond(202, _JSON, _ENCODER.encode({"run_id": self._run.run_id}))
+            ex.respond(202, _JSON, _ENCODER.encode({"run_id": self._run.request_id}))
             return
         self._open = True
         if not self._chunked:
             ex.keep_alive = False
         ex.writer.write(ex.head_bytes(200, _EVENTS, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
         early, self._early = self._early, []
-        self._say("accepted", {"run_id": self._run.run_id})
+        self._say("accepted", {"run_id": self._run.request_id})
         for message in early:
             self._write(message)
         if self._run.listener_done:

@@ -1,12 +1,8 @@
 """Normalized runs from the edge's side: SubmitRun, direct or queued (POOL-10, POOL-14, EXEC-1).
 
 A *direct* run names a node, or has the only connected one, an adapter and a target; it bypasses admission, and the
-node's own gate is what bounds it (EXEC-3). A *queued* run names a model and waits for a lease like any request.
-
-    NEW ──queued──▶ WAITING ──granted──▶ SENT ──terminal──▶ DONE
-      └──direct──────────────────────────▶│
-                       ▲     readmitted   │
-                       └──────────────────┴── cancel, deadline ──▶ CANCELLING ──terminal──▶ DONE
+node's own gate is what bounds it (EXEC-3). A *queued* run names a model and waits for a lease like any request; its
+ways through the pool are those of :mod:`iop.edge.dispatched`.
 
 A listener hears the run's events in order and then, exactly once, how it ended. What its node says is checked against
 the same rule as an adapter's word is on the node: nothing follows a terminal, and nothing comes before the start.
@@ -17,17 +13,15 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
+from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched
 from iop.errors import (
-    DeadlineExceeded,
     InternalError,
     InvalidArgument,
-    InvalidTransition,
     IopError,
     NodeDisconnected,
     ProviderProtocolError,
@@ -36,10 +30,9 @@ from iop.errors import (
     ShuttingDown,
     UnknownProvider,
 )
-from iop.ids import new_request_id
 from iop.observability.events import RunStarted
 from iop.observability.logs import RequestOutcome
-from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
+from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
@@ -52,27 +45,8 @@ __all__ = ["EdgeRun", "RunListener", "RunResult", "RunSpec", "submit_run"]
 log = logging.getLogger("iop.edge.runs")
 
 API = "runs"
-MAX_REFUSALS = 100  # as for any request: an honest node's slots are held by somebody and waited for
+MAX_OPTIONS_BYTES = 64 * 1024  # they travel in the opening; what is long is the input
 MAX_DIRECT = 256  # direct runs at a time; the queue's bounds hold for the others
-
-
-class State(StrEnum):
-    NEW = "new"
-    WAITING = "waiting"
-    SENT = "sent"
-    CANCELLING = "cancelling"
-    DONE = "done"
-
-
-NEW, WAITING, SENT, CANCELLING, DONE = State
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    NEW: frozenset({WAITING, SENT, DONE}),
-    WAITING: frozenset({SENT, DONE}),
-    SENT: frozenset({WAITING, CANCELLING, DONE}),
-    CANCELLING: frozenset({DONE}),
-    DONE: frozenset(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +101,8 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
         raise InvalidArgument("a run has a model, or a node, an adapter and a target, not both")
     if not spec.given:
         raise InvalidArgument("a run needs an input")
+    if len(spec.options) > MAX_OPTIONS_BYTES:
+        raise InvalidArgument(f"the options of a run have at most {MAX_OPTIONS_BYTES} bytes")
     run = EdgeRun(d, spec, listener, principal)
     if direct:
         run.start_direct()
@@ -135,30 +111,21 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
     return run
 
 
-class EdgeRun:
-    """One run. See the module for its states."""
+class EdgeRun(Dispatched):
+    """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_dispatcher", "_ended", "_error", "_lease", "_leased", "_listener", "_node_id", "_provider_id",
-                 "_refusals", "_session", "_started", "_stream", "_timer", "_usage", "_waited_from", "accepted_at",
-                 "attempts", "body_bytes_out", "principal", "run_id", "spec", "state", "ticket")  # fmt: skip
+    __slots__ = ("_ended", "_error", "_listener", "_node_id", "_provider_id", "_started", "_usage", "accepted_at",
+                 "body_bytes_out", "principal", "spec")  # fmt: skip
+
+    stream: RunSink | None
 
     def __init__(self, d: Dispatcher, spec: RunSpec, listener: RunListener, principal: str) -> None:
-        self._dispatcher = d
+        super().__init__(d)
         self.spec = spec
         self._listener = listener
         self.principal = principal
-        self.run_id = new_request_id()
-        self.state = NEW
         self.accepted_at = d.wheel.now
-        self.attempts = 0
         self.body_bytes_out = 0
-        self.ticket: Ticket | None = None
-        self._lease: Lease | None = None
-        self._leased = False
-        self._session: EdgeSession | None = None
-        self._stream: RunSink | None = None
-        self._timer: Any = None
-        self._refusals = 0
         self._started = False  # the node's start event was passed on
         self._ended = False  # the listener has heard the end
         self._error: IopError | None = None
@@ -175,7 +142,7 @@ class EdgeRun:
     def start_queued(self) -> None:
         """Asks the pool. Raises what it refuses with."""
         d, spec = self._dispatcher, self.spec
-        ticket = Ticket(self.run_id, self.principal, spec.model, len(spec.given) // 3, self)
+        ticket = Ticket(self.request_id, self.principal, spec.model, len(spec.given) // 3, self)
         lease = d.pool.submit(ticket, d.wheel.now)
         self.ticket = ticket
         self._begin()
@@ -200,9 +167,9 @@ class EdgeRun:
         self._node_id, self._provider_id = node_id, provider.id
         self.attempts = 1
         try:
-            self._send(session, provider.kind, provider.id, spec.target, m.LeaseBinding(0, False, 1))
+            self._open(session, provider.kind, provider.id, spec.target, m.LeaseBinding(0, False, 1))
         except (ConnectionResetError, OverflowError):
-            self._finish(NodeDisconnected())
+            self._fail(NodeDisconnected())
             self._end()
 
     def _begin(self) -> None:
@@ -210,66 +177,24 @@ class EdgeRun:
         self._timer = d.wheel.arm(self.spec.timeout_s, self._deadline)
         d.live.add(self)
 
-    def granted(self, lease: Lease) -> None:
-        """A slot is ours, after a wait (POOL-8)."""
-        if self._dispatcher.pool.holds(lease):
-            self._dispatch(lease)
-        else:
-            self._lease = lease
-            self._readmit(ReleaseCause.STALE_GRANT)
-
-    def _dispatch(self, lease: Lease) -> None:
-        d = self._dispatcher
-        self._lease = lease
-        self._leased = True
-        session = d.nodes.session(lease.node_id, lease.generation)
-        if session is None:
-            self._readmit(ReleaseCause.STALE_GRANT)
-            return
-        self._move(SENT)
-        self.attempts += 1
+    def _send(self, session: EdgeSession, lease: Lease) -> None:
         self._node_id, self._provider_id = lease.node_id, lease.provider_id
         binding = m.LeaseBinding(lease.lease_id, lease.long, self.attempts)
-        try:
-            self._send(session, lease.adapter, lease.provider_id, lease.target, binding)
-        except (ConnectionResetError, OverflowError):
-            self._readmit(ReleaseCause.SEND_FAILED)
+        self._open(session, lease.adapter, lease.provider_id, lease.target, binding)
 
-    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
-        d, ticket, lease = self._dispatcher, self.ticket, self._lease
-        assert ticket is not None
-        assert lease is not None
-        self._leased = False
-        if self.state is not WAITING:
-            self._move(WAITING)
-        d.perform(d.pool.readmit(ticket, lease, d.wheel.now, cause=cause, held=held))
-        d.watch_queue()
-
-    def refused(self, error: IopError) -> None:
-        """The pool let us go."""
-        self._finish(error)
-        self._end()
-
-    def revoked(self, lease: Lease, error: IopError) -> None:
-        """The lease's generation is dead, and the lease is back already (REG-5)."""
-        if lease is self._lease and self._leased:
-            self._leased = False
-            self._finish(error)
-            self._end()
-
-    def _send(self, session: EdgeSession, adapter: str, provider_id: str, target: str, lease: m.LeaseBinding) -> None:
+    def _open(self, session: EdgeSession, adapter: str, provider_id: str, target: str, lease: m.LeaseBinding) -> None:
         d, spec = self._dispatcher, self.spec
         settings = d.providers[provider_id]
         self._session = session
         self._started = False
-        stream = self._stream = RunSink(self)
+        stream = self.stream = RunSink(self)
         if self._listener.writer is not None:
             stream.feeds(self._listener.writer)
         session.mux.open(stream, limits.STREAM_WINDOW_BYTES, session.request_window_bytes)
         inline = len(spec.given) <= limits.INLINE_BODY_BYTES
         request = m.RunRequest(
             stream.stream_id,
-            self.run_id,
+            self.request_id,
             adapter,
             provider_id,
             target,
@@ -289,7 +214,14 @@ class EdgeRun:
         if d.watched:
             d.events.publish(
                 RunStarted(
-                    time.time(), self.run_id, API, spec.model, self._node_id, provider_id, self.attempts, stream=True
+                    time.time(),
+                    self.request_id,
+                    API,
+                    spec.model,
+                    self._node_id,
+                    provider_id,
+                    self.attempts,
+                    stream=True,
                 )
             )
         if not inline:
@@ -305,7 +237,7 @@ class EdgeRun:
             return
         if self._started is (kind == m.RunEventKind.START):
             # A second start, or something before the first: no order that a run has.
-            self._finish(ProviderProtocolError("the node sent a run's events out of order"))
+            self._fail(ProviderProtocolError("the node sent a run's events out of order"))
             self._cancel(m.CancelReason.PROTOCOL)
             return
         self._started = True
@@ -316,18 +248,15 @@ class EdgeRun:
             self._listener.run_event(event)
 
     def _terminal(self, event: m.RunEvent) -> None:
-        state = self.state
-        cancelled = state is CANCELLING
+        cancelled = self.state is CANCELLING
         if event.kind is m.RunEventKind.COMPLETE and not cancelled:
-            in_order = self._started
-            self._finish(None if in_order else ProviderProtocolError(), event.finish_reason)
+            self._finish(None if self._started else ProviderProtocolError(), event.finish_reason)
             return self._end(ReleaseCause.TERMINAL)
         failure = event.failure or m.ExecutionFailure(m.ErrorCode.INTERNAL, close_confirmed=True)
+        if self.state is SENT and self._leased and not self._started and self._turned_away(failure):
+            return None
+        self._fail(_error(event, failure, self._provider_id))
         full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
-        if full and state is SENT and self._leased and not self._started and self._refusals < MAX_REFUSALS:
-            self._refusals += 1
-            return self._readmit(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
-        self._finish(_error(event, failure, self._provider_id))
         confirmed = failure.close_confirmed or full or event.kind is m.RunEventKind.COMPLETE
         cause = ReleaseCause.CANCEL_CONFIRMED if cancelled else ReleaseCause.TERMINAL
         return self._end(cause, lingering=not confirmed)
@@ -335,61 +264,28 @@ class EdgeRun:
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in a callback: it ends this run, and no other."""
         log.error("run_broken", exc_info=exc)
-        self._finish(InternalError())
+        self._fail(InternalError())
         if ended:
             self._end(ReleaseCause.TERMINAL)
-        else:
+        elif self.state is SENT:
             self._cancel(m.CancelReason.PROTOCOL)
 
     def on_lost(self) -> None:
         """The link is gone. A leased run hears of it from the pool."""
         if not self._leased and self.state in (SENT, CANCELLING):
-            self._finish(NodeDisconnected())
+            self._fail(NodeDisconnected())
             self._end()
 
     # ---- endings -----------------------------------------------------------------------------------------------------
 
-    def cancel(self, error: IopError | None = None) -> None:
+    def cancel(self) -> None:
         """Nobody wants the run any more. Its lease comes back when the node says that the call is closed (EXEC-7)."""
-        if self.state in (CANCELLING, DONE):
-            return
-        self._finish(error or RequestCancelled())
-        self._abandon(m.CancelReason.CLIENT_GONE)
+        if self.state not in (CANCELLING, DONE):
+            self._fail(RequestCancelled())
+            self._abandon(m.CancelReason.CLIENT_GONE)
 
-    def stop(self, error: IopError) -> None:
-        """The edge gives the run up: shutdown, or an operator's word."""
-        if self.state in (CANCELLING, DONE):
-            return
+    def _fail(self, error: IopError) -> None:
         self._finish(error)
-        self._abandon(m.CancelReason.SHUTDOWN)
-
-    def _deadline(self) -> None:
-        if self.state in (CANCELLING, DONE):
-            return
-        self._finish(DeadlineExceeded())
-        self._abandon(m.CancelReason.DEADLINE)
-
-    def _abandon(self, reason: m.CancelReason) -> None:
-        if self.state is WAITING:
-            assert self.ticket is not None
-            self._dispatcher.pool.cancel(self.ticket, self._dispatcher.wheel.now)
-            self._end()
-        else:
-            self._cancel(reason)
-
-    def _cancel(self, reason: m.CancelReason) -> None:
-        """Cancels at the node; its terminal brings the lease back."""
-        stream, session = self._stream, self._session
-        if self.state is not SENT or stream is None or session is None:
-            return
-        stream.discard()
-        self._move(CANCELLING)
-        try:
-            withdrawn = session.cancel(stream, self.run_id, reason)
-        except ConnectionResetError:
-            return  # the link is lost: the pool, or on_lost, has the last word
-        if withdrawn:
-            self._end(ReleaseCause.SEND_FAILED)
 
     def _finish(self, error: IopError | None, finish_reason: bytes = b"") -> None:
         """Tells the listener, once."""
@@ -399,24 +295,9 @@ class EdgeRun:
         self._error = error
         self._listener.run_ended(RunResult(error, finish_reason, self._usage))
 
-    def _end(self, cause: ReleaseCause | None = None, *, lingering: bool = False) -> None:
-        """The run is over: the lease goes back, once, and the outcome is written down."""
-        if self.state is DONE:
-            return
-        self._move(DONE)
-        d, lease = self._dispatcher, self._lease
-        self._timer.cancel()
-        d.live.discard(self)
-        d.direct_runs -= self.ticket is None
-        actions: Actions = ()
-        if lease is not None and self._leased:
-            self._leased = False
-            actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.wheel.now, lingering=lingering)
+    def _over(self) -> None:
+        self._dispatcher.direct_runs -= self.ticket is None
         self._log()
-        if self.ticket is not None:
-            self.ticket.owner = None
-        if actions:
-            d.perform(actions)
 
     def _log(self) -> None:
         d, error, usage = self._dispatcher, self._error, self._usage
@@ -427,7 +308,7 @@ class EdgeRun:
         d.outcome(
             RequestOutcome(
                 ts=time.time(),
-                request_id=self.run_id,
+                request_id=self.request_id,
                 api=API,
                 outcome=outcome,
                 status=error.status if error is not None else 200,
@@ -445,11 +326,6 @@ class EdgeRun:
                 output_tokens=(usage[1] or 0) if usage is not None else 0,
             )
         )
-
-    def _move(self, to: State) -> None:
-        if to not in TRANSITIONS[self.state]:
-            raise InvalidTransition("EdgeRun", self.state.value, to.value)
-        self.state = to
 
 
 _TERMINALS = frozenset({m.RunEventKind.COMPLETE, m.RunEventKind.ERROR, m.RunEventKind.CANCELLED})

@@ -1,0 +1,249 @@
+"""What is dispatched to a node, whatever it carries: admission, one lease at a time, the ways out (POOL-7, POOL-8, EXEC-7).
+
+    NEW ──submit──▶ WAITING ──granted──▶ SENT ──the answer began──▶ OPEN ──terminal──▶ DONE
+      └──granted, or past the pool──────▶ │                          │
+                                          │ (readmitted: WAITING)    │
+                                          └── gone, deadline, stop ──┴──▶ CANCELLING ──terminal──▶ DONE
+
+In CANCELLING whoever asked has their answer or is gone, and the lease waits for the node's word that the call has ended
+(POOL-12). Every way into DONE passes ``_end``, which returns the lease, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from iop.errors import DeadlineExceeded, InvalidTransition, IopError
+from iop.ids import new_request_id
+from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
+from iop.wire import messages as m
+from iop.wire.session import EdgeSession
+
+if TYPE_CHECKING:
+    from iop._fast.relay import ClientStream
+    from iop._fast.runs import RunSink
+    from iop.edge.dispatch import Dispatcher
+
+__all__ = ["Dispatched", "State"]
+
+# Refusals of one request by nodes; an honest node's slots are held by somebody and waited for.
+MAX_REFUSALS = 100
+MAX_MOVES = 3  # of one request that came to its node while that was changing
+
+
+class State(StrEnum):
+    NEW = "new"
+    WAITING = "waiting"
+    SENT = "sent"
+    OPEN = "open"
+    CANCELLING = "cancelling"
+    DONE = "done"
+
+
+# By their bare names: looking a member up on its Enum class takes five times as long as a global.
+NEW, WAITING, SENT, OPEN, CANCELLING, DONE = State
+_TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
+_END = int(m.TunnelFrameKind.END)
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    NEW: frozenset({WAITING, SENT, DONE}),
+    WAITING: frozenset({SENT, DONE}),
+    SENT: frozenset({WAITING, OPEN, CANCELLING, DONE}),
+    OPEN: frozenset({CANCELLING, DONE}),
+    CANCELLING: frozenset({DONE}),
+    DONE: frozenset(),
+}
+
+# Refusals at the node's door: nothing was called, so another try cannot do anything twice.
+_NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
+
+
+class Dispatched(ABC):
+    """See the module. Subclasses say what is sent, and what whoever asked is told."""
+
+    __slots__ = (
+        "_dispatcher",
+        "_leased",
+        "_refusals",
+        "_session",
+        "_timer",
+        "attempts",
+        "lease",
+        "request_id",
+        "state",
+        "stream",
+        "ticket",
+    )
+
+    stream: ClientStream | RunSink | None
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.request_id = new_request_id()
+        self.state = NEW
+        self.ticket: Ticket | None = None
+        self.lease: Lease | None = None
+        self.stream = None
+        self.attempts = 0
+        self._leased = False  # `lease` is ours to return; afterwards it only tells the story
+        self._session: EdgeSession | None = None
+        self._timer: Any = None
+        self._refusals = 0
+
+    # ---- what subclasses do ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _send(self, session: EdgeSession, lease: Lease) -> None:
+        """Opens a stream and sends the request on it. Raises ConnectionResetError or OverflowError."""
+
+    @abstractmethod
+    def _fail(self, error: IopError) -> None:
+        """Tells whoever asked; only the first word counts."""
+
+    @abstractmethod
+    def _over(self) -> None:
+        """DONE: what is left to be written down and let go of."""
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
+
+    def granted(self, lease: Lease) -> None:
+        """A slot is ours, after a wait: send, or give it back if its generation died meanwhile (POOL-8)."""
+        if self._dispatcher.pool.holds(lease):
+            self._dispatch(lease)
+        else:
+            self.lease = lease
+            self._readmit(ReleaseCause.STALE_GRANT)
+
+    def _dispatch(self, lease: Lease) -> None:
+        d = self._dispatcher
+        self.lease = lease
+        self._leased = True
+        session = d.nodes.session(lease.node_id, lease.generation)
+        if session is None:
+            self._readmit(ReleaseCause.STALE_GRANT)
+            return
+        self._move(SENT)
+        self.attempts += 1
+        try:
+            self._send(session, lease)
+        except (ConnectionResetError, OverflowError):
+            # The link broke between the grant and here; its loss is about to be reported and fences the rest.
+            self._drop_stream()
+            self._readmit(ReleaseCause.SEND_FAILED)
+
+    def refused(self, error: IopError) -> None:
+        """The pool let us go: no candidate, or the queue's time is up."""
+        self._fail(error)
+        self._end()
+
+    def revoked(self, lease: Lease, error: IopError) -> None:
+        """The lease's generation is dead, and the lease is back already (REG-5)."""
+        if lease is not self.lease or not self._leased:
+            return
+        self._leased = False
+        if self.state in (SENT, OPEN):
+            self._fail(error)
+        self._drop_stream()  # not before: an open stream still takes the error event
+        self._end()
+
+    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
+        """Back into the queue at our old place, with the body still in hand."""
+        d, ticket, lease = self._dispatcher, self.ticket, self.lease
+        assert ticket is not None
+        assert lease is not None
+        self._leased = False
+        if self.state is not WAITING:
+            self._move(WAITING)
+        d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held))
+        d.watch_queue()
+
+    def _turned_away(self, failure: m.ExecutionFailure) -> bool:
+        """Whether a refusal at the node's door, before an answer began, only means that we wait again (EXEC-3, POOL-12,
+        CONF-2). Nothing was called then."""
+        code = failure.code
+        if code is m.ErrorCode.CAPACITY_EXCEEDED and self._refusals < MAX_REFUSALS:
+            # The node's word on its slots: our place in the queue stays, no health effect.
+            self._refusals += 1
+            self._again(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
+            return True
+        if code in _NOT_THERE and self._refusals < MAX_MOVES:
+            # Sent before, and arrived after the node had changed its configuration or began to drain.
+            self._refusals += 1
+            self._again(ReleaseCause.STALE_GRANT)
+            return True
+        return False
+
+    def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
+        self._drop_stream()
+        self._dispatcher.metrics.readmissions[cause.value].value += 1
+        self._readmit(cause, held=held)
+
+    # ---- endings -----------------------------------------------------------------------------------------------------
+
+    def stop(self, error: IopError) -> None:
+        """The edge gives the request up: shutdown, or an operator's word."""
+        if self.state in (DONE, CANCELLING):
+            return
+        self._fail(error)
+        self._abandon(m.CancelReason.SHUTDOWN)
+
+    def _deadline(self) -> None:
+        """The request's whole time is up (API-10)."""
+        if self.state in (DONE, CANCELLING):
+            return
+        self._fail(DeadlineExceeded())
+        self._abandon(m.CancelReason.DEADLINE)
+
+    def _abandon(self, reason: m.CancelReason) -> None:
+        state = self.state
+        if state in (NEW, WAITING):
+            if self.ticket is not None:
+                self._dispatcher.pool.cancel(self.ticket, self._dispatcher.now)
+            self._end()
+        elif state in (SENT, OPEN):
+            self._cancel(reason)
+
+    def _cancel(self, reason: m.CancelReason) -> None:
+        """Cancels at the node; its terminal brings the lease back."""
+        stream, session = self.stream, self._session
+        assert stream is not None
+        assert session is not None
+        stream.discard()
+        if self.state is not CANCELLING:
+            self._move(CANCELLING)
+        try:
+            withdrawn = session.cancel(stream, self.request_id, reason)
+        except ConnectionResetError:
+            return  # the link is lost, which revokes the lease
+        if withdrawn:
+            self._end(ReleaseCause.SEND_FAILED)
+
+    def _drop_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.discard()
+
+    def _end(self, cause: ReleaseCause | None = None, *, lingering: bool = False) -> None:
+        """It is over: the lease goes back, once, and the outcome is written down."""
+        if self.state is DONE:
+            return
+        self._move(DONE)
+        d, lease = self._dispatcher, self.lease
+        if self._timer is not None:
+            self._timer.cancel()
+        d.live.discard(self)
+        actions: Actions = ()
+        if lease is not None and self._leased:
+            self._leased = False
+            actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.wheel.now, lingering=lingering)
+        self._over()
+        if self.ticket is not None:
+            self.ticket.owner = None  # it refers to us, and we to it: nothing is left for the collector to find
+        if actions:
+            d.perform(actions)
+
+    def _move(self, to: State) -> None:
+        if to not in TRANSITIONS[self.state]:
+            raise InvalidTransition(type(self).__name__, self.state.value, to.value)
+        self.state = to
