@@ -1,4 +1,4 @@
-"""What is dispatched to a node, whatever it carries: admission, one lease at a time, the ways out (POOL-7, POOL-8, EXEC-7).
+"""What is dispatched to a node, whatever it carries: admission, one lease at a time, the ways out (POOL-7, EXEC-7).
 
     NEW ──submit──▶ WAITING ──granted──▶ SENT ──the answer began──▶ OPEN ──terminal──▶ DONE
       └──granted, or past the pool──────▶ │                          │
