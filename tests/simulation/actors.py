@@ -92,7 +92,7 @@ class Plan:
             gap_s=rng.choice((0.0, 0.005, 0.05)),
             leaves_s=rng.choice((0.0005, 0.003, 0.02, 0.1, 0.3, 1.0)) if rng.random() < 0.12 else None,
             slow=big and rng.random() < 0.5,
-            close_s=rng.choice((0.05, 1.0, 2.5, 4.0)) if rng.random() < 0.2 else 0.0,
+            close_s=rng.choice((0.05, 1.0, 2.5, 6.0)) if rng.random() < 0.2 else 0.0,
         )
 
     @property
@@ -274,7 +274,7 @@ class RunClient:
             self.world.answered(plan, f"run {exc.code}")
             return
         if not plan.outcome:
-            self.world.runs[self.run.run_id] = plan
+            self.world.runs[self.run.request_id] = plan
             if plan.leaves_s is not None:
                 edge.loop.call_later(plan.leaves_s, self._leave)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from iop.edge.request import ClientRequest
+from iop.execution.gate import SlotState
 from iop.pool.registry import NodeState
 from tests.simulation.actors import Client, Plan, RunClient, Upstream
 from tests.simulation.faults import Faults
@@ -29,6 +30,7 @@ __all__ = ["MUST_SEE", "Violation", "World", "listen_to_logs"]
 
 NAMES = {EDGE_PORT: "link", HTTP_PORT: "client", **{p["port"]: name for name, p in PROVIDERS.items()}}
 RATES = (10.0, 40.0, 80.0, 250.0)  # requests per second, while a phase lasts
+LINGER_S = 1.5  # until the end of a call is known on the edge, at the latest
 REST_S = 40.0  # by when a healed system is at rest
 
 #: What enough seeds, together, must have come across: otherwise they prove nothing.
@@ -74,6 +76,7 @@ class World:
         self.edges = 0
         self.lives = 0
         self.rate = RATES[1]
+        self._lingers: dict[tuple[str, int], float] = {}
         self.healing = False
         self.ending = False
         self.done = 0  # lifecycles
@@ -97,6 +100,7 @@ class World:
             self.outside.call_later(0.0, self._arrive)
             self.outside.call_later(0.0, self.faults.happen)
             self.outside.call_later(0.0, self._phase)
+            self.outside.call_later(0.0, self._watch_lingering)
             while self.done < self.wanted:
                 self._advance(1.0)
             self._rest()
@@ -232,6 +236,31 @@ class World:
         self.network.weather.latency_s = self.rng.choice((0.0005, 0.002, 0.02))
         if not self.healing:
             self.outside.call_later(0.5 + self.rng.random() * 2, self._phase)
+
+    def _watch_lingering(self) -> None:
+        """A unit lingers while its node holds a slot whose end it owes, and not much longer (POOL-12)."""
+        if self.healing or self.edge is None:
+            self._lingers.clear()
+        if not self.healing:
+            self.outside.call_later(0.25, self._watch_lingering)
+        if self.edge is None:
+            return
+        now, seen = self.kernel.now, self._lingers
+        for node_id, link in self.edge.edge.nodes.owners.items():
+            transport = link.link.transport
+            node = transport.peer.loop.program if transport is not None and not transport.cable.cut else None
+            for resource in self.edge.pool._nodes.get(node_id, {}).values():
+                key = resource.provider_id, link.generation
+                slots = [] if node is None else list(node.backends.gate._held.get(resource.provider_id, ()))
+                owed = sum(slot.state is SlotState.OWED for slot in slots)
+                # What direct runs hold may or may not be explained by leases; the rest is counted on both sides.
+                low = owed if all(slot.leased for slot in slots) else 0
+                if node is None or low <= resource.lingering <= owed:
+                    seen.pop(key, None)
+                elif now - seen.setdefault(key, now) > LINGER_S:
+                    self.violation(
+                        f"{resource.lingering} units of {resource.provider_id} linger, {node.loop.name} owes {owed}"
+                    )
 
     def ask(self) -> None:
         if self.rng.random() < 0.1:
