@@ -84,6 +84,7 @@ class Client:
         self._chunked = False
         self._method = b"POST"
         self.closed = False
+        self.last = False  # the head that came last said that its connection ends
 
     @classmethod
     async def connect(cls, address: Address, *, receive_bytes: int | None = None) -> Client:
@@ -92,7 +93,11 @@ class Client:
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, address)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+        except OSError:
+            sock.close()
+            raise
         limit = 65536 if receive_bytes is None else receive_bytes
         return cls(*await asyncio.open_connection(sock=sock, limit=limit))
 
@@ -127,6 +132,7 @@ class Client:
             assert colon, text
             headers.append((name, value))
         self._head = head = Head(int(status), headers)
+        self.last = head.get("connection") == "close"
         self._chunked = head.get("transfer-encoding") == "chunked"
         length = head.get("content-length")
         assert not (self._chunked and length is not None)

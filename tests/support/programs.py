@@ -29,10 +29,21 @@ Line = dict[str, Any]
 
 
 class Program:
-    """One process whose stderr is read as it comes. Lines that are not JSON appear as ``{"text": line}``."""
+    """One process whose stderr is read as it comes. Lines that are not JSON appear as ``{"text": line}``.
 
-    def __init__(self, arguments: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+    ``take`` sees each line first, in another thread; one for which it returns true is not kept (for very long runs).
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        take: Callable[[Line], bool] | None = None,
+    ) -> None:
         self.arguments = arguments
+        self._take = take
         self._changed = threading.Condition()
         self._lines: list[Line] = []
         self._ended = False
@@ -144,8 +155,11 @@ class Program:
                 value = json.loads(text)
             except ValueError:
                 value = None
+            line = value if isinstance(value, dict) else {"text": text}
+            if self._take is not None and self._take(line):
+                continue
             with self._changed:
-                self._lines.append(value if isinstance(value, dict) else {"text": text})
+                self._lines.append(line)
                 self._changed.notify_all()
         with self._changed:
             self._ended = True

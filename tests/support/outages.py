@@ -1,0 +1,159 @@
+"""What happens to edges and nodes in tests/chaos, for as long as the caller says; the short runs are in
+tests/integration/test_outages.py. Each function prints one line of figures and asserts that the ledger is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+
+from tests.support.aio import until
+from tests.support.programs import Program
+from tests.support.site import LOST, Footprint, Site, figures
+
+__all__ = ["edge_restarts", "node_restarts", "takeover"]
+
+RECOVERY_S = 15.0  # a bound that a starved machine keeps as well; what is usual is printed
+USUAL_RECOVERY_S = 2.0  # half of all restarts
+SERVED_BETWEEN = 15  # complete answers between two faults
+PROBE_S = 2.0  # REG-2: so long the edge waits for a word of an owner that somebody wants to replace
+
+#: What a client may be told while the edge leaves and comes back.
+LEAVING = LOST | {"shutting_down", "node_draining"}
+
+
+async def growth(site: Site, program: Program, before: Footprint | None) -> str:
+    """A program that lived all the time holds what it held before; says what that is."""
+    assert before is not None
+    after = await site.footprint(program, before)
+    return f"\n  before: {before}\n  after:  {after}"
+
+
+def usual(times_s: list[float]) -> None:
+    median = sorted(times_s)[len(times_s) // 2]
+    assert median <= USUAL_RECOVERY_S, f"half of all restarts took {median:.2f} s or more: {times_s}"
+
+
+# ---- the node -------------------------------------------------------------------------------------------------------
+
+
+async def node_restarts(folder: Path, cycles: int, *, takeovers: int, seed: int = 1) -> str:
+    """E12: ``cycles`` times the node is killed under load, ``takeovers`` times of them frozen and superseded."""
+    rng, loop = random.Random(seed), asyncio.get_running_loop()
+    frozen = set(rng.sample(range(1, cycles), takeovers))
+    warm = max(3, cycles // 20)
+    before: Footprint | None = None
+    times_s: list[float] = []
+    async with Site(folder) as site:
+        load = site.load
+        load.start()
+        for cycle in range(cycles):
+            if cycle == warm:
+                await site.rest()
+                before = await site.footprint(site.edge)
+                load.start()
+            what = f"serving again in cycle {cycle}"
+            await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what=what)
+            await asyncio.sleep(rng.uniform(0.0, 0.03))
+            if cycle in frozen:
+                await takeover(site, rng)
+                continue
+            await site.kill(site.node)
+            since = loop.time()
+            await site.start_node()
+            times_s.append(await load.served(since=since, timeout_s=RECOVERY_S, what=what))
+        await site.all_slots_work()
+        await site.rest()
+        assert site.book.outcomes["node_disconnected"] > 0, "the kills hit nothing"
+        told = figures(f"node: {cycles} cycles, {takeovers} of them takeovers", load, times_s)
+        told += await growth(site, site.edge, before)
+    usual(times_s)
+    return told
+
+
+async def takeover(site: Site, rng: random.Random) -> None:
+    """REG-2, REG-4, REG-5: the owner freezes for longer than the probe, another process takes over, the old one wakes
+    up: the one that serves is not disturbed. Then one of the two dies, and the other serves or goes on serving."""
+    load, edge = site.load, site.edge
+    frozen = site.node
+    lines = len(edge.lines)
+    site.answers.capacity *= 2  # what the frozen one had asked for is still at work
+    frozen.signal(signal.SIGSTOP)
+    other = site.another_node(store=False)
+    taken_s = await load.served(timeout_s=RECOVERY_S, what="a newcomer takes over")
+    assert taken_s >= PROBE_S - 0.2, f"the owner was given up after {taken_s:.2f} s"
+    gone = await asyncio.to_thread(edge.wait_event, "node_disconnected", after=lines)
+    frozen.signal(signal.SIGCONT)
+    await asyncio.to_thread(edge.wait_event, "node_rejected", after=lines, reason="duplicate_connection")
+    await load.served(2 * SERVED_BETWEEN, timeout_s=RECOVERY_S, what="served while the old owner knocks")
+    losses = [line for line in edge.lines[lines:] if line.get("event") == "node_disconnected"]
+    assert losses == [gone], f"the return of the old owner cost the new one: {losses}"
+    if rng.random() < 0.5:
+        await site.kill(frozen)
+        site.node = other
+        await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what="served after the old owner's death")
+        losses = [line for line in edge.lines[lines:] if line.get("event") == "node_disconnected"]
+        assert losses == [gone], f"the death of the old owner cost the new one: {losses}"
+    else:
+        await site.kill(other)
+        await load.served(timeout_s=RECOVERY_S, what="the old owner takes over again")
+    site.answers.capacity = site.capacity
+
+
+# ---- the edge -------------------------------------------------------------------------------------------------------
+
+
+async def edge_restarts(folder: Path, restarts: int, *, seed: int = 1) -> str:
+    """E9: the edge is killed or terminated ``restarts`` times under load, and the node returns by itself.
+
+    Nothing that a client takes for an end is none, and the model server never has more at work than its capacity,
+    whatever the node still ran when its edge was gone. After SIGTERM every request that the edge took is answered whole
+    or typed; only one that came when its connection was being closed may be cut, unread.
+    """
+    rng, loop = random.Random(seed), asyncio.get_running_loop()
+    warm = max(2, restarts // 20)
+    before: Footprint | None = None
+    times_s: list[float] = []
+    kills = 0
+    async with Site(folder, typed=LEAVING, edge_dies=True) as site:
+        load, book = site.load, site.book
+        load.start()
+        taken, answered = 0, 0  # by edges of before
+        for restart in range(restarts):
+            if restart == warm:
+                await site.rest(whole_book=False)
+                before = await site.footprint(site.node)
+                load.start()
+            what = f"serving again after restart {restart}"
+            await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what=what)
+            await asyncio.sleep(rng.uniform(0.0, 0.03))
+            broken = load.broken - load.counts["cut"]
+            if kill := rng.random() < 0.5:
+                await site.kill(site.edge)
+                kills += 1
+            else:
+                code = await site.terminate(site.edge)
+                assert code == 0, f"SIGTERM ended the edge with {code}"
+            await until(lambda: load.connected == 0, what="every client has noticed")
+            if not kill:
+                assert load.broken - load.counts["cut"] == broken, "SIGTERM cut what had all the time to finish"
+                story = f"it took {book.total - taken} requests, of which {load.answered - answered} were answered"
+                assert book.total - taken == load.answered - answered, story
+            taken, answered = book.total, load.answered
+            if rng.random() < 0.3:  # for longer than what is at work takes
+                await asyncio.sleep(0.2)
+            since = loop.time()
+            await site.start_edge()
+            times_s.append(await load.served(since=since, timeout_s=RECOVERY_S, what=what))
+        await site.all_slots_work()
+        await site.rest(whole_book=False)
+        told = figures(
+            f"edge: {restarts} restarts, {kills} of them by SIGKILL",
+            load,
+            times_s,
+            **{"found nobody": load.unconnected, "most at work": f"{site.answers.peak} of {site.capacity}"},
+        )
+        told += await growth(site, site.node, before)
+    usual(times_s)
+    return told
