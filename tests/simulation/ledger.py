@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from iop.edge.request import ClientRequest
-from iop.edge.request import State as RequestState
-from iop.edge.runs import EdgeRun
+from iop.edge.dispatched import State
 from iop.errors import Unavailable
 from iop.pool import Actions, Granted, Lease, Loss, Pool, Readiness, Refused, ReleaseCause, Revoked, Ticket
 from iop.pool.registry import NodeState
@@ -256,7 +254,7 @@ class Ledger:
         for lease_id, ticket in out.items():
             request = ticket.owner
             assert request in self.live, f"lease {lease_id} has no live request"
-            assert _lease(request) is self.out[lease_id], f"{ticket!r} does not know of its lease"
+            assert request.lease is self.out[lease_id], f"{ticket!r} does not know of its lease"
             assert request.state in _DISPATCHED, f"{ticket!r} is {request.state} and holds a lease"
         for ticket in pool.queue:
             assert ticket.place == self.places[ticket], f"{ticket!r} lost its place"
@@ -273,22 +271,16 @@ class Ledger:
                     raise AssertionError(f"{ticket!r} waits while {resource.provider_id} has {free} free")
         for request in self.live:
             ticket = request.ticket
-            if request.state == WAITING:
+            if request.state is State.WAITING:
                 assert ticket.line is not None, f"{ticket!r} waits in no queue"
                 continue
             assert request.state in _DISPATCHED, f"{ticket!r} is {request.state} and live"
             if ticket is not None:  # a direct run has none
-                assert pool.holds(_lease(request)), f"{ticket!r} is {request.state} without a lease"
+                assert pool.holds(request.lease), f"{ticket!r} is {request.state} without a lease"
         if len(self.places) > 4 * (len(self.live) + 16):
             alive = {request.ticket for request in self.live}
             self.places = {ticket: place for ticket, place in self.places.items() if ticket in alive}
             self.asked = {ticket: at for ticket, at in self.asked.items() if ticket in alive}
 
 
-# The states of requests and of runs are strings, and alike.
-WAITING = RequestState.WAITING
-_DISPATCHED = frozenset({RequestState.SENT, RequestState.OPEN, RequestState.CANCELLING})
-
-
-def _lease(request: ClientRequest | EdgeRun) -> Any:
-    return request._lease if isinstance(request, EdgeRun) else request.lease
+_DISPATCHED = frozenset({State.SENT, State.OPEN, State.CANCELLING})
