@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import async_test
+from iop.edge.admin import Admin
+from iop.net.http.exchange import ServerLimits
+from iop.net.http.server import HttpServer
+from iop.net.loop import Runtime
+from iop.observability.events import EventBus
+from iop.observability.metrics import EdgeMetrics
+from tests.support.aio import async_test, until
 from tests.support.http import Client, Head
 from tests.support.programs import command
 from tests.support.provider import DONE, chat_answer, chat_delta, chat_event, chat_stream
@@ -217,6 +223,29 @@ async def test_a_page_of_another_origin_cannot_start_a_run(stack: Stack) -> None
         )
         head: Head = await client.head()
         assert head.status == 403
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("this may not be asked for here")
+
+
+@pytest.mark.req("SEC-4")
+@async_test()
+async def test_an_admin_listener_beyond_loopback_takes_no_runs() -> None:
+    """It asks for no key, and others reach it."""
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    app = Admin(runtime, EdgeMetrics(), dict, EventBus(), reload=_never, runs=_never, local_only=False)
+    server = HttpServer(runtime, app, app.fail, ServerLimits())
+    client = await Client.connect(("127.0.0.1", await server.start("127.0.0.1", 0)))
+    body = json.dumps(DIRECT).encode()
+    client.send(b"POST /admin/runs HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert (await client.answer()).status == 403
+    await client.close()
+    server.close()
+    await until(lambda: not server.connections)
+    await server.wait_closed()
+    runtime.close()
 
 
 @pytest.mark.req("POOL-14")
