@@ -12,7 +12,8 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan sim mutants chaos-kill chaos-refresh proto clean build
+.PHONY: run test bench lint asan sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm chaos-refresh \
+	proto clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -49,13 +50,37 @@ sim: build
 mutants: build
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-# Kills the node under load, 20 times; about 20 seconds, and no part of make test.
-chaos-kill: build
-	$(PYTEST) -s tests/chaos/test_kill.py
+# Real processes that are killed, frozen and terminated under load, and a bad link, with a ledger of all requests; a
+# short run of each is in make test. All of them with these numbers take about five minutes.
+CYCLES ?= 40
+RESTARTS ?= 30
+STEPS ?= 40
+SEED ?= 1
+STREAMS ?= 200
+CHAOS := $(PYTEST) -q -s
 
-# Changes the configuration 200 times a minute under load; five minutes, or REFRESH_S seconds.
+chaos: build
+	CYCLES=$(CYCLES) RESTARTS=$(RESTARTS) STEPS=$(STEPS) SEED=$(SEED) STREAMS=$(STREAMS) REFRESH_S=60 $(CHAOS) tests/chaos
+
+# The node: kill -9 and restart, CYCLES times; one in twenty is frozen and taken over from instead.
+chaos-kill: build
+	CYCLES=$(CYCLES) $(CHAOS) tests/chaos/test_kill.py
+
+# The edge: kill -9 or SIGTERM and restart, RESTARTS times.
+chaos-edge: build
+	RESTARTS=$(RESTARTS) $(CHAOS) tests/chaos/test_edge.py
+
+# A fault proxy between them: each fault once, then STEPS of them at random from SEED.
+chaos-link: build
+	STEPS=$(STEPS) SEED=$(SEED) $(CHAOS) tests/chaos/test_link.py
+
+# SIGTERM of either under STREAMS live streams.
+chaos-sigterm: build
+	STREAMS=$(STREAMS) $(CHAOS) tests/chaos/test_sigterm.py
+
+# Changes the configuration 200 times a minute, for REFRESH_S seconds.
 chaos-refresh: build
-	REFRESH_S=$(REFRESH_S) $(PYTEST) -s tests/chaos/test_refresh.py
+	REFRESH_S=$(REFRESH_S) $(CHAOS) tests/chaos/test_refresh.py
 
 proto: build
 	mkdir -p build/proto

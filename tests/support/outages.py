@@ -9,10 +9,12 @@ import signal
 from pathlib import Path
 
 from tests.support.aio import until
+from tests.support.faultproxy import HARSH, MILD, FaultProxy, Weather
+from tests.support.http import Address
 from tests.support.programs import Program
 from tests.support.site import LOST, Footprint, Site, figures
 
-__all__ = ["edge_restarts", "node_restarts", "takeover"]
+__all__ = ["edge_restarts", "link_faults", "node_restarts"]
 
 RECOVERY_S = 15.0  # a bound that a starved machine keeps as well; what is usual is printed
 USUAL_RECOVERY_S = 2.0  # half of all restarts
@@ -82,8 +84,10 @@ async def takeover(site: Site, rng: random.Random) -> None:
     frozen.signal(signal.SIGSTOP)
     other = site.another_node(store=False)
     taken_s = await load.served(timeout_s=RECOVERY_S, what="a newcomer takes over")
-    assert taken_s >= PROBE_S - 0.2, f"the owner was given up after {taken_s:.2f} s"
     gone = await asyncio.to_thread(edge.wait_event, "node_disconnected", after=lines)
+    story = f"the owner was given up after {taken_s:.2f} s: {edge.lines[lines:]}, {frozen.lines[-3:]}, {other.lines}"
+    assert taken_s >= PROBE_S - 0.2, story
+    assert gone["reason"] == "superseded", story
     frozen.signal(signal.SIGCONT)
     await asyncio.to_thread(edge.wait_event, "node_rejected", after=lines, reason="duplicate_connection")
     await load.served(2 * SERVED_BETWEEN, timeout_s=RECOVERY_S, what="served while the old owner knocks")
@@ -157,3 +161,95 @@ async def edge_restarts(folder: Path, restarts: int, *, seed: int = 1) -> str:
         told += await growth(site, site.node, before)
     usual(times_s)
     return told
+
+
+# ---- the link -------------------------------------------------------------------------------------------------------
+
+HEARTBEAT_S, SILENCE_S = 0.2, 1.0  # IOP_TEST_TIMING: between heartbeats; until a silent peer is given up
+NOTICED_S = SILENCE_S + 1.5
+
+
+async def link_faults(folder: Path, steps: int, *, hold_s: float, seed: int = 1, measured: bool = True) -> str:
+    """WIRE-7, REG-5, SUP-1: every fault of tests/support/faultproxy.py in turn, then ``steps`` of them at random, each
+    for about ``hold_s``. Weather costs time and no request; what ends the connection ends typed, and it comes back.
+    ``measured``: and neither program grows."""
+    rng, times_s = random.Random(seed), list[float]()
+    async with FaultProxy(("127.0.0.1", 0), seed=seed) as proxy:
+
+        def through(nodes: Address) -> Address:
+            proxy.target = nodes
+            return proxy.address
+
+        timing = f"{HEARTBEAT_S},{SILENCE_S}"
+        async with Site(folder, timing=timing, through=through) as site:
+            load = site.load
+            load.start()
+            for name, weather in MILD.items():
+                await _mild(site, proxy, name, weather(rng), hold_s)
+            lived = (site.edge, site.node)
+            before: list[Footprint] = []
+            if measured:
+                await site.rest()
+                before = [await site.footprint(program) for program in lived]
+                load.start()
+            for name in (*HARSH, "silence", "refusing"):
+                times_s.append(await _harsh(site, proxy, name))
+            for step in range(steps):
+                weather = rng.choice(list(MILD.values()))
+                proxy.weather = rng.choice((Weather(), weather(rng)))
+                await asyncio.sleep(rng.uniform(0.0, hold_s))
+                if rng.random() < 0.7:
+                    HARSH[rng.choice(list(HARSH))](proxy)
+                    await asyncio.sleep(rng.uniform(0.0, hold_s / 4))
+                if rng.random() < 0.5:
+                    continue  # another one on top of it
+                proxy.weather = Weather()
+                times_s.append(await load.served(timeout_s=RECOVERY_S, what=f"serving again after step {step}"))
+            proxy.weather = Weather()
+            await site.all_slots_work()
+            await site.rest()
+            more = {"connections": proxy.connections, "passed": f"{proxy.passed_bytes / 1e6:.1f} MB"}
+            told = figures(f"link: each fault once, {steps} at random (seed {seed})", load, times_s, **more)
+            told += "".join([await growth(site, *pair) for pair in zip(lived, before, strict=False)])
+    return told
+
+
+async def _mild(site: Site, proxy: FaultProxy, name: str, weather: Weather, hold_s: float) -> None:
+    load = site.load
+    proxy.weather = weather
+    failed = sum(load.counts.values()) - load.counts["complete"]
+    await asyncio.sleep(hold_s)
+    await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what=f"served in spite of {name}")
+    proxy.weather = Weather()
+    await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what=f"served after {name}")
+    assert sum(load.counts.values()) - load.counts["complete"] == failed, f"{name} cost requests: {dict(load.counts)}"
+
+
+async def _harsh(site: Site, proxy: FaultProxy, name: str) -> float:
+    """Seconds from the end of the fault until a request is complete again."""
+    load, edge, node, loop = site.load, site.edge, site.node, asyncio.get_running_loop()
+    edge_lines, node_lines = len(edge.lines), len(node.lines)
+    since = loop.time()
+    if name in HARSH:
+        HARSH[name](proxy)
+    elif name == "silence":  # of the node, for longer than the edge waits
+        proxy.weather = Weather(up_delay_s=2 * SILENCE_S)
+    else:
+        proxy.refusing = True
+        proxy.reset()
+    gone = await asyncio.to_thread(edge.wait_event, "node_disconnected", after=edge_lines, timeout_s=RECOVERY_S)
+    if name in ("half-open", "silence"):
+        assert loop.time() - since <= NOTICED_S, f"{name} was noticed after {loop.time() - since:.2f} s"
+        assert gone["reason"] == "heartbeat_timeout", gone
+    if name == "half-open":
+        lost = await asyncio.to_thread(node.wait_event, "edge_lost", after=node_lines, timeout_s=RECOVERY_S)
+        assert lost["reason"] == "heartbeat_timeout", lost
+        assert loop.time() - since <= NOTICED_S, f"the node noticed {name} after {loop.time() - since:.2f} s"
+    if name == "refusing":
+        await asyncio.to_thread(node.wait_event, "edge_unreachable", after=node_lines, timeout_s=RECOVERY_S)
+    if name in ("silence", "refusing"):
+        since = loop.time()
+        proxy.weather, proxy.refusing = Weather(), False
+    recovered_s = await load.served(since=since, timeout_s=RECOVERY_S, what=f"serving again after {name}")
+    await load.served(SERVED_BETWEEN, timeout_s=RECOVERY_S, what=f"served after {name}")
+    return recovered_s

@@ -34,8 +34,8 @@ __all__ = ["LOST", "Footprint", "Site", "figures"]
 
 ROOT = Path(__file__).resolve().parents[2]
 REST_S = 10.0
-KEPT_S = 0.5  # for which the node keeps idle connections to the model server
-LOOKS = 10
+KEPT_S = 0.2  # for which the node keeps idle connections to the model server
+LOOKS = 5
 
 #: What a client may be told when its node is lost: lost under way, or nobody there.
 LOST = frozenset({"node_disconnected", "unavailable"})
