@@ -43,9 +43,10 @@ async def terminated_under_streams(
 
         finishing, waiting = live[endless:], live[:endless]
         for _, call in finishing:
-            call.event(SECOND)
-            call.event(LAST)
-            call.end_stream()
+            if not call.gone.is_set():
+                call.event(SECOND)
+                call.event(LAST)
+                call.end_stream()
         ends = Counter(await asyncio.gather(*(_end(client) for client, _ in finishing)))
         finished_s = loop.time() - since
         assert ends == {"complete": streams - endless}, f"of those that had all the time to finish: {ends}"

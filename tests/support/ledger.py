@@ -211,14 +211,22 @@ class Load:
                 group.create_task(self._client())
 
     async def _client(self) -> None:
-        client: Client | None = None
-        loop = asyncio.get_running_loop()
         while not self._stopping:
+            client = await self._connect()
             if client is None:
-                client = await self._connect()
-                if client is None:
-                    continue
-                self.connected += 1
+                continue
+            self.connected += 1
+            try:
+                await self._ask(client)
+            finally:
+                await client.close()
+                self.connected -= 1
+
+    async def _ask(self, client: Client) -> None:
+        """One request after the other, as long as the connection may be used."""
+        loop = asyncio.get_running_loop()
+        usable = True
+        while usable and not self._stopping:
             number = next(self._numbers)
             sent_at = loop.time()
             outcome = await self._request(client, number)
@@ -227,13 +235,7 @@ class Load:
                 self._completed(sent_at)
             elif outcome in self.typed:
                 await asyncio.sleep(PAUSE_S)  # as a client would, on a 502 or 503
-            if outcome.startswith(("broken", "cut")) or client.last:
-                await client.close()
-                client = None
-                self.connected -= 1
-        if client is not None:
-            await client.close()
-            self.connected -= 1
+            usable = not (outcome.startswith(("broken", "cut")) or client.last)
 
     async def _connect(self) -> Client | None:
         try:
