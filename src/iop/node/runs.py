@@ -139,14 +139,17 @@ class NormalizedRun(ProviderCall):
             pieces, used = decoder.feed(data)
             for piece in pieces:
                 self._read(piece)
+            if self.state is BODY and decoder.done:
+                self._whole(len(data) - used)
+        except ProviderProtocolError as exc:
+            self._stop(exc)
         except IopError:
             self._stop(ProviderProtocolError())
-            return
+        except Exception as exc:
+            self.on_broken(exc)
         if self.state is not BODY:
             return
-        if decoder.done:
-            self._whole(len(data) - used)
-        elif not self.stream.ready and self._connection is not None:
+        if not self.stream.ready and self._connection is not None:
             self._connection.pause_reading()
 
     def _read(self, piece: bytes) -> None:
@@ -156,7 +159,7 @@ class NormalizedRun(ProviderCall):
             self._answer.append(piece)
             self._answer_bytes += len(piece)
             if self._answer_bytes > MAX_ANSWER_BYTES:
-                raise ProviderProtocolError
+                raise ProviderProtocolError(f"the provider's answer is longer than {MAX_ANSWER_BYTES} bytes")
             return
         for data in self._events.feed(piece):
             for event in reader.read(data):
@@ -166,8 +169,8 @@ class NormalizedRun(ProviderCall):
         """The body is complete. Bytes behind it make the connection unfit for another call."""
         reader = self._reader
         assert reader is not None
-        if self._events is None:
-            for event in reader.read(b"".join(self._answer)):
+        for data in [b"".join(self._answer)] if self._events is None else self._events.end():
+            for event in reader.read(data):
                 self._emit(event)
         for event in reader.end():
             self._emit(event)
@@ -198,10 +201,13 @@ class NormalizedRun(ProviderCall):
     def body_eof(self) -> None:
         decoder = self._decoder
         if self.state is BODY and decoder is not None:
-            if decoder.eof():
-                self._whole(0)
-            else:
+            if not decoder.eof():
                 self._stop(ProviderConnectionLost())
+                return
+            try:
+                self._whole(0)
+            except ProviderProtocolError as exc:
+                self._stop(exc)
 
     def _ends_later(self) -> bool:
         return False

@@ -50,3 +50,12 @@ def test_an_event_is_bounded(line: bytes) -> None:
 def test_many_data_lines_of_one_event_are_bounded_together() -> None:
     with pytest.raises(ProviderProtocolError):
         read([b"data: " + b"x" * 10_000 + b"\n"] * 200)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"data: x", b"data: x\n", b"data: x\r", b"data: x\r\n", b"data: x\n\n", b"data: x\r\n\r\n"], ids=repr
+)
+def test_the_last_event_of_a_whole_body_needs_no_blank_line(rest: bytes) -> None:
+    reader = EventReader()
+    assert [*reader.feed(b"data: a\n\n" + rest), *reader.end()] == [b"a", b"x"]
+    assert EventReader().end() == []

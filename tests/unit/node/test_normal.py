@@ -127,3 +127,32 @@ def test_a_long_tool_call_is_cut_and_its_name_is_told_once() -> None:
     assert b"".join(event.text for event in got) == text.encode()
     assert max(len(event.text) for event in got) <= 8192
     assert [event.tool_call_id for event in got] == [b"c", b"", b""]
+
+
+@pytest.mark.req("EXEC-1")
+def test_the_calls_of_a_whole_answer_are_numbered_by_their_places() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    got = events({"choices": [{"message": {"content": None, "tool_calls": calls}, "finish_reason": "tool_calls"}]})
+    assert [(event.tool_index, event.tool_call_id) for event in got[:-1]] == [(0, b"a"), (1, b"b")]
+
+
+@pytest.mark.req("EXEC-1")
+@pytest.mark.parametrize("index", [-1, 2**32, 2**70, 0.5, "0"])
+def test_a_call_with_an_impossible_number_is_an_error_of_the_provider(index: Any) -> None:
+    got = events(delta(tool_calls=[{"index": index, "function": {"name": "f"}}]))
+    assert [(event.kind, event.failure and event.failure.code) for event in got] == [
+        (K.ERROR, "provider_protocol_error")
+    ]
+
+
+@pytest.mark.req("EXEC-2")
+@pytest.mark.parametrize("odd", [b"", {"choices": None}, {"object": "ping"}, {"choices": [], "usage": None}])
+def test_events_that_say_nothing_are_passed_over(odd: Any) -> None:
+    assert [event.kind for event in events(odd, delta("stop", content="a"), odd)] == [K.DELTA, K.COMPLETE]
+
+
+@pytest.mark.req("EXEC-2")
+def test_nothing_counts_behind_the_end_of_the_stream() -> None:
+    got = events(delta("stop", content="a"), b"[DONE]", delta(content="b"), b"no json")
+    assert [event.text for event in got if event.kind is K.DELTA] == [b"a"]
+    assert got[-1].kind is K.COMPLETE

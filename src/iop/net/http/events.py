@@ -10,6 +10,7 @@ from iop.errors import ProviderProtocolError
 __all__ = ["EventReader"]
 
 MAX_EVENT_BYTES = 1 << 20
+_TOO_LONG = "an event of the provider's stream is longer than 1 MiB"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -39,7 +40,7 @@ class EventReader:
             self._line.append(piece)
             self._line_bytes += len(piece)
             if self._line_bytes > MAX_EVENT_BYTES:
-                raise ProviderProtocolError
+                raise ProviderProtocolError(_TOO_LONG)
             return []
         lines = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         rest = lines.pop()
@@ -48,6 +49,11 @@ class EventReader:
             self._fresh = False
             lines[0] = lines[0].removeprefix(_BOM)
         return [data for line in lines if (data := self._take(line)) is not None]
+
+    def end(self) -> list[bytes]:
+        """The stream is over: the data of its last event where the blank line behind it is missing. Some servers leave
+        it out, and the body is known to be whole."""
+        return self.feed(b"\n\n")
 
     def _take(self, line: bytes) -> bytes | None:
         """The data of the event that this line ends, if it ends one that has any."""
@@ -58,7 +64,7 @@ class EventReader:
                 self._data.append(value)
                 self._data_bytes += len(value) + 1
                 if self._data_bytes > MAX_EVENT_BYTES:
-                    raise ProviderProtocolError
+                    raise ProviderProtocolError(_TOO_LONG)
             return None
         if not self._data:
             return None

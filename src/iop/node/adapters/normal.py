@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -60,7 +60,7 @@ class _Function(msgspec.Struct, gc=False):
 
 
 class _ToolCall(msgspec.Struct, gc=False):
-    index: int = 0
+    index: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     id: str | None = None
     function: _Function | None = None
 
@@ -82,7 +82,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     """A chunk of a stream, or a whole answer of a server that does not stream."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: msgspec.Raw = msgspec.Raw(b"null")
     error: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -99,19 +99,22 @@ class Reader:
 
     def read(self, data: bytes) -> Iterator[RunEvent]:
         """The data of one event of the stream, or the whole body of an answer that is none."""
+        if self._done or not data:
+            return
         if data == b"[DONE]":
             self._done = True
             return
         try:
             chunk = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            yield RunEvent(RunEventKind.ERROR, failure=failure_of(ProviderProtocolError()))
+            error = ProviderProtocolError("what the provider answered is not a chat completion")
+            yield RunEvent(RunEventKind.ERROR, failure=failure_of(error))
             return
         if bytes(chunk.error) != b"null":
             error = ProviderProtocolError("the provider reported an error in its stream")
             yield RunEvent(RunEventKind.ERROR, failure=failure_of(error))
             return
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             if choice.index == 0:
                 yield from self._choice(choice)
         usage = read_usage(bytes(chunk.usage))
@@ -127,8 +130,8 @@ class Reader:
             ):
                 if text:
                     yield RunEvent(kind, text.encode())
-            for call in delta.tool_calls or ():
-                yield from _tool_call(call)
+            for place, call in enumerate(delta.tool_calls or ()):
+                yield from _tool_call(call, place if call.index is None else call.index)
         if choice.finish_reason:
             self._finish_reason = choice.finish_reason.encode()[:64]
 
@@ -138,14 +141,15 @@ class Reader:
             yield RunEvent(RunEventKind.COMPLETE, finish_reason=self._finish_reason)
 
 
-def _tool_call(call: _ToolCall) -> Iterator[RunEvent]:
+def _tool_call(call: _ToolCall, index: int) -> Iterator[RunEvent]:
+    """An answer that is not streamed numbers its calls by their places alone."""
     function = call.function or _Function()
     text = (function.arguments or "").encode()
     call_id, name = (call.id or "").encode()[:256], (function.name or "").encode()[:256]
     for at in range(0, max(1, len(text)), TEXT_BYTES):
         piece = text[at : at + TEXT_BYTES]
         if piece or call_id or name:
-            yield RunEvent(RunEventKind.TOOL_CALL_DELTA, piece, call.index, call_id, name)
+            yield RunEvent(RunEventKind.TOOL_CALL_DELTA, piece, index, call_id, name)
         call_id = name = b""
 
 
