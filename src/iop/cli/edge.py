@@ -177,6 +177,13 @@ def _run(arguments: argparse.Namespace) -> int:
             options = json.loads(arguments.options)
         except ValueError:
             raise Usage("--options: write a JSON object") from None
+        if not isinstance(options, dict):
+            raise Usage("--options: write a JSON object")
+    direct = bool(arguments.adapter and arguments.target)
+    if bool(arguments.model) is direct or (
+        arguments.model and (arguments.node or arguments.adapter or arguments.target)
+    ):
+        raise Usage("name either --model, or --adapter and --target and perhaps --node")
     asked = {
         "model": arguments.model,
         "node": arguments.node,

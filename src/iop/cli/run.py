@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -32,7 +33,7 @@ def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bo
     request = urllib.request.Request(
         f"http://{admin}/admin/runs",
         method="POST",
-        data=json.dumps({**asked, "timeout_ms": int(timeout_s * 1000)}).encode(),
+        data=json.dumps({**asked, "timeout_ms": int(timeout_s * 1000)}, ensure_ascii=False).encode("utf-8", "replace"),
         headers={"content-type": "application/json"},
     )
     # Without the handlers of the environment: a proxy has no business with this address.
@@ -48,6 +49,8 @@ def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bo
             return _refused(error.read(ERROR_BYTES), error.code)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        raise  # the reader of our output has left
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
@@ -57,7 +60,7 @@ def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bo
 def read_prompt(words: list[str]) -> str:
     """The prompt: the words of the command line, or standard input for ``-``."""
     if words != ["-"]:
-        return " ".join(words)
+        return os.fsencode(" ".join(words)).decode("utf-8", "replace")
     text = sys.stdin.buffer.read(PROMPT_BYTES + 1)
     if len(text) > PROMPT_BYTES:
         raise Usage(f"the prompt has at most {PROMPT_BYTES} bytes")

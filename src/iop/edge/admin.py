@@ -19,7 +19,7 @@ from iop.edge.feed import Feed, wanted_of
 from iop.edge.front import require_local
 from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
-from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, RouteNotFound
+from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
 from iop.net.http.exchange import Exchange
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
@@ -69,7 +69,7 @@ class Admin:
     def request_complete(self, ex: Exchange) -> None:
         try:
             if self._local_only:
-                require_local(ex.head.host, ex.head.get(b"origin"))
+                self._require_local(ex)
             if ex.head.path == b"/admin/reload":
                 return self._reload_asked(ex)
             if ex.head.path == RUNS:
@@ -91,6 +91,13 @@ class Admin:
         else:
             ex.respond(200, b"content-type: %b\r\ncache-control: no-store\r\n" % kind, body)
         return None
+
+    @staticmethod
+    def _require_local(ex: Exchange) -> None:
+        try:
+            require_local(ex.head.host, ex.head.get(b"origin"))
+        except Forbidden:
+            raise Forbidden("an admin listener on loopback serves this machine only, and no page of another") from None
 
     @staticmethod
     def _may_change(ex: Exchange) -> None:
@@ -154,4 +161,6 @@ class Admin:
 
     @staticmethod
     def fail(ex: Exchange, error: IopError) -> None:
+        if isinstance(error, PayloadTooLarge):
+            error = PayloadTooLarge("the body is larger than the admin listener takes")  # no setting of http counts
         ex.respond(error.status, error_headers(error), error_body(error, Shape.OPENAI, ""))

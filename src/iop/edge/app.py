@@ -37,7 +37,7 @@ __all__ = ["Edge", "run"]
 
 log = logging.getLogger("iop.edge")
 
-ADMIN_BODY_BYTES = 4 << 20  # a run's input
+ADMIN_BODY_BYTES = 8 << 20  # a run's input: a prompt of iop-edge run has at most half of that
 DRAIN_POLL_S = 0.1
 CLOSE_FLUSH_S = 0.2
 

@@ -250,7 +250,10 @@ class NodeLink:
 
     def leave_when_done(self, now: float) -> None:
         """The node is no longer configured: its last request ends the connection, or its time is up."""
-        if self.leave_at is not None and (now >= self.leave_at or not self.server.pool.leases_of(self.node_id)):
+        if self.leave_at is None:
+            return
+        at_work = self.server.pool.leases_of(self.node_id) or self.session.mux.stream_count  # a direct run has no lease
+        if now >= self.leave_at or not at_work:
             self._log(logging.INFO, "node_removed")
             self.session.goodbye(m.GoodbyeReason.SHUTDOWN, code="removed")
             self._close("removed")
@@ -415,7 +418,11 @@ class NodeServer:
     def only_ready(self, node_id: str) -> tuple[str, EdgeSession]:
         """The ready node of this name, or without one the only ready node (POOL-14). Raises NodeDisconnected, or
         InvalidArgument when there are several."""
-        ready = {i: link.session for i, link in self.owners.items() if link.session.state is State.READY}
+        ready = {
+            i: link.session
+            for i, link in self.owners.items()
+            if link.session.state is State.READY and i in self.payloads  # one that is gone only finishes what it has
+        }
         if node_id:
             if node_id not in ready:
                 raise NodeDisconnected(f"node {node_id[:100]!r} is not connected")

@@ -24,6 +24,9 @@ __all__ = ["RunFeed", "open_run"]
 
 PRINCIPAL = "operator"
 MAX_SESSION_BYTES = 256
+MAX_DETAIL_CHARS = 200
+MAX_FREE_BYTES = 256 * 1024  # waiting to be written, beyond which what costs no credit is left out
+MAX_TOOLS = 256  # whose text may be cut inside a character at a time
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 _EVENTS = b"content-type: text/event-stream\r\ncache-control: no-store\r\n"
 _TOKENS = ("input_tokens", "output_tokens", "reasoning_tokens", "cached_input_tokens")
@@ -52,7 +55,8 @@ def _spec(body: bytes) -> RunSpec:
     try:
         asked = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        detail = f": {exc}" if isinstance(exc, msgspec.ValidationError) else ""  # names the field, quotes no value
+        # It names the field, and quotes no value.
+        detail = f": {str(exc)[:MAX_DETAIL_CHARS]}" if isinstance(exc, msgspec.ValidationError) else ""
         raise InvalidRequest(f"the body is not a run's description{detail}") from None
     if (asked.prompt is None) is (asked.input is None):
         raise InvalidRequest("a run needs a prompt, or an input object with messages", param="prompt")
@@ -122,8 +126,8 @@ class RunFeed:
         if kind is m.RunEventKind.TOOL_CALL_DELTA:
             decoder = self._tools.get(event.tool_index)
             if decoder is None:
-                if len(self._tools) >= 256:
-                    return
+                if len(self._tools) >= MAX_TOOLS:
+                    self._tools.clear()
                 decoder = self._tools[event.tool_index] = codecs.getincrementaldecoder("utf-8")("replace")
             data = {"index": event.tool_index, "arguments": decoder.decode(event.text)}
             for name, value in (("id", event.tool_call_id), ("name", event.tool_name)):
@@ -132,6 +136,8 @@ class RunFeed:
         elif kind in self._text:
             data = {"text": self._text[kind].decode(event.text)}
         elif kind is m.RunEventKind.USAGE:
+            if self._ex.writer.paused or self._ex.writer.pending_bytes > MAX_FREE_BYTES:
+                return  # it costs no credit, and the last event has it too (WIRE-5)
             data = _usage(event.usage)
         self._say(kind.name.lower(), data)
 

@@ -99,6 +99,8 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
         raise InvalidArgument("a run needs a model, or an adapter and a target")
     if not direct and (spec.adapter or spec.target or spec.node):
         raise InvalidArgument("a run has a model, or a node, an adapter and a target, not both")
+    if len(spec.target) > limits.MAX_NAME_CHARS:
+        raise InvalidArgument(f"the target of a run has at most {limits.MAX_NAME_CHARS} characters")
     if not spec.given:
         raise InvalidArgument("a run needs an input")
     if len(spec.options) > MAX_OPTIONS_BYTES:
@@ -237,7 +239,7 @@ class EdgeRun(Dispatched):
             return
         if self._started is (kind == m.RunEventKind.START):
             # A second start, or something before the first: no order that a run has.
-            self._fail(ProviderProtocolError("the node sent a run's events out of order"))
+            self._fail(ProviderProtocolError(_DISORDER))
             self._cancel(m.CancelReason.PROTOCOL)
             return
         self._started = True
@@ -250,12 +252,13 @@ class EdgeRun(Dispatched):
     def _terminal(self, event: m.RunEvent) -> None:
         cancelled = self.state is CANCELLING
         if event.kind is m.RunEventKind.COMPLETE and not cancelled:
-            self._finish(None if self._started else ProviderProtocolError(), event.finish_reason)
+            self._finish(None if self._started else ProviderProtocolError(_DISORDER), event.finish_reason)
             return self._end(ReleaseCause.TERMINAL)
-        failure = event.failure or m.ExecutionFailure(m.ErrorCode.INTERNAL, close_confirmed=True)
+        code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
+        failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
         if self.state is SENT and self._leased and not self._started and self._turned_away(failure):
             return None
-        self._fail(_error(event, failure, self._provider_id))
+        self._fail(_error(failure, self._provider_id))
         full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
         confirmed = failure.close_confirmed or full or event.kind is m.RunEventKind.COMPLETE
         cause = ReleaseCause.CANCEL_CONFIRMED if cancelled else ReleaseCause.TERMINAL
@@ -328,14 +331,13 @@ class EdgeRun(Dispatched):
         )
 
 
+_DISORDER = "the node sent a run's events out of order"
 _TERMINALS = frozenset({m.RunEventKind.COMPLETE, m.RunEventKind.ERROR, m.RunEventKind.CANCELLED})
 
 
-def _error(event: m.RunEvent, failure: m.ExecutionFailure, provider_id: str) -> IopError:
+def _error(failure: m.ExecutionFailure, provider_id: str) -> IopError:
     """What the listener is told. Unlike a client's request, a run is read by the node's adapter, which may find fault
     with it."""
-    if event.kind is m.RunEventKind.CANCELLED:
-        return RequestCancelled()
     error = error_of(failure, provider_id)
     return InvalidArgument(error.message) if failure.code is m.ErrorCode.INVALID_ARGUMENT else error
 

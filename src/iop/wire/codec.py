@@ -426,6 +426,7 @@ def _check_execution(p: Any) -> None:
     _name(p.provider_id, "provider_id")
     _name(p.target, "target")
     _need(p.window_bytes > 0, "window_bytes")
+    _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
 
 
 def _check_tunnel(r: m.ProviderTunnelRequest) -> None:

@@ -190,6 +190,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         ),
         "bad_message",
     ),
+    "run: a long session id": (run(session_id=NAME.encode()), "bad_message"),
     "accepted, and no config": (envelope(register_response=pb.RegisterResponse(accepted=True)), "bad_message"),
     "config without a node": (
         envelope(config_refresh_request=pb.ConfigRefreshRequest(config=pb.NodeConfigPayload())), "bad_message",
