@@ -13,7 +13,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
 .PHONY: run test bench lint asan sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm chaos-refresh \
-	proto clean build
+	proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -86,6 +86,11 @@ proto: build
 	mkdir -p build/proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=build/proto --pyi_out=build/proto proto/iop/runtime.proto
 	mv build/proto/iop/runtime_pb2.py build/proto/iop/runtime_pb2.pyi src/iop/wire/pb/
+
+# A wheel for this machine and Python into dist/, offline. What an earlier build left would end up in it.
+wheel: build
+	rm -rf build/lib.* build/bdist.* dist/iop-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf build dist src/*.egg-info src/iop/_fast/*.c src/iop/_fast/*.so .mypy_cache .ruff_cache .pytest_cache \
