@@ -13,8 +13,10 @@ An edge that is started again listens where the first one did. The node dials th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -285,6 +287,20 @@ class Site:
             assert loop.time() < deadline, f"{before} before, {least} after: {sorted(fds(program))}"
             least = least.least(await Footprint.of(program))
         return least
+
+    async def runs(self) -> Counter[str]:
+        """The node's own book (EXEC-9) at rest: every call that it ever took has one row, and has ended."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.folder}/iop.db?mode=ro", uri=True)) as db:
+
+            def ended() -> bool:
+                return not db.execute("SELECT count(*) FROM runs WHERE status = 'running'").fetchone()[0]
+
+            await until(ended, what="every row of the run store has its end")
+            twice = db.execute("SELECT run_id, attempt FROM runs GROUP BY 1, 2 HAVING count(*) > 1").fetchall()
+            assert twice == [], f"one attempt, several calls: {twice[:5]}"
+            rows = db.execute("SELECT status, count(*) FROM runs GROUP BY 1").fetchall()
+        assert sum(n for _, n in rows) == self.answers.asked, f"{rows}, and {self.answers.asked} calls came"
+        return Counter(dict(rows))
 
     async def all_slots_work(self) -> None:
         """None was lost on the way: as many calls as the capacity are at work at a time."""
