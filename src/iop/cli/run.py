@@ -19,7 +19,7 @@ from iop.net.http.events import EventReader
 
 __all__ = ["run"]
 
-PROMPT_BYTES = 4 << 20
+PROMPT_BYTES = 3 << 20  # the edge takes 4 MiB, and line ends take two bytes in JSON
 ERROR_BYTES = 1 << 20
 INTERRUPTED = 130
 
