@@ -22,7 +22,7 @@ from tests.integration.test_normalized_runs import DIRECT, ask, events, read
 from tests.support.aio import async_test, until
 from tests.support.http import Client
 from tests.support.programs import command
-from tests.support.provider import DONE, chat_delta, chat_event, chat_stream
+from tests.support.provider import DONE, chat_answer, chat_delta, chat_event, chat_stream
 from tests.support.rawlink import RawLink
 from tests.support.stack import Stack, model, running_stack
 
@@ -246,3 +246,35 @@ async def test_a_reader_of_the_commands_output_may_leave(stack: Stack) -> None:
         await asyncio.wait_for(call.gone.wait(), 10)
         _, said = await asyncio.to_thread(process.communicate, timeout=10)
         assert (process.returncode, said) == (1, b"")
+
+
+@pytest.mark.req("TUN-5", "API-8")
+@pytest.mark.parametrize(
+    ("more", "again"),
+    [
+        ({"prompt": "b"}, True),
+        ({"input": {"messages": [{}], "tools": [{"type": "function"}]}}, True),
+        ({"input": {"messages": [{}], "tools": [{"type": "web_search"}]}}, False),
+        ({"input": {"messages": [{}]}, "options": {"store": True}}, False),
+    ],
+    ids=["plain", "a function", "a tool of the server", "to be stored"],
+)
+@async_test()
+async def test_a_kept_connection_that_was_given_up_costs_a_harmless_run_nothing(
+    stack: Stack, more: dict[str, Any], again: bool
+) -> None:
+    async with stack.scene() as scene:
+        first = await ask(scene, model="m", prompt="a")
+        kept = await scene.provider.call()
+        kept.respond(chat_answer("x"))
+        await events(first)
+        second = await ask(scene, model="m", **more)
+        call = await scene.provider.call()
+        assert call.connection is kept.connection
+        call.close()
+        if again:
+            (await scene.provider.call()).stream(chat_stream("y"))
+        said = await events(second)
+        assert said[-1]["event"] == ("complete" if again else "error")
+        line = await scene.outcome(said[0]["run_id"])
+        assert (line["attempts"], line["outcome"]) == ((2, "ok") if again else (1, "provider_connection_lost"))

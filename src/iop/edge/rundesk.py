@@ -73,7 +73,16 @@ def _spec(body: bytes) -> RunSpec:
         session_id,
         asked.background,
         asked.timeout_ms / 1000,
+        _replayable(asked.input or {}, asked.options or {}),
     )
+
+
+def _replayable(given: dict[str, Any], options: dict[str, Any]) -> bool:
+    """Whether the provider keeps and does nothing for it beyond its answer: as for tunnels, but with every tool that is
+    no function of the client's taken for one that does."""
+    tools = given.get("tools", options.get("tools")) or []
+    plain = isinstance(tools, list) and all(isinstance(tool, dict) and tool.get("type") == "function" for tool in tools)
+    return plain and not (given.get("store") or options.get("store"))
 
 
 def open_run(d: Dispatcher, ex: Exchange, body: bytes) -> RunFeed:

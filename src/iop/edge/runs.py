@@ -56,6 +56,7 @@ class RunSpec:
 
     ``given`` and ``options`` are JSON objects, which the node's adapter reads. ``session_id`` is echoed on the run's
     events and means nothing to anybody (EXEC-6). ``background``: the run does not end when its listener leaves.
+    ``replayable``: asking the provider twice does nothing twice (API-8).
     """
 
     given: bytes
@@ -67,6 +68,7 @@ class RunSpec:
     session_id: bytes = b""
     background: bool = False
     timeout_s: float = 600.0
+    replayable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
 class EdgeRun(Dispatched):
     """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_ended", "_error", "_listener", "_node_id", "_provider_id", "_started", "_usage", "accepted_at",
-                 "body_bytes_out", "principal", "spec")  # fmt: skip
+    __slots__ = ("_ended", "_error", "_listener", "_lost_once", "_node_id", "_provider_id", "_started", "_usage",
+                 "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
 
     stream: RunSink | None
 
@@ -129,6 +131,7 @@ class EdgeRun(Dispatched):
         self.accepted_at = d.wheel.now
         self.body_bytes_out = 0
         self._started = False  # the node's start event was passed on
+        self._lost_once = False
         self._ended = False  # the listener has heard the end
         self._error: IopError | None = None
         self._usage: tuple[int | None, ...] | None = None
@@ -256,8 +259,19 @@ class EdgeRun(Dispatched):
             return self._end(ReleaseCause.TERMINAL)
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
         failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
-        if self.state is SENT and self._leased and not self._started and self._turned_away(failure):
-            return None
+        if self.state is SENT and self._leased and not self._started:
+            if self._turned_away(failure):
+                return None
+            if (
+                failure.code is m.ErrorCode.PROVIDER_CONNECTION_LOST
+                and failure.connection_reused
+                and not failure.response_started
+                and not self._lost_once
+                and self.spec.replayable
+            ):
+                # A kept connection that the provider had given up: nothing was answered, once more (TUN-5).
+                self._lost_once = True
+                return self._again(ReleaseCause.TERMINAL)
         self._fail(_error(failure, self._provider_id))
         full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
         confirmed = failure.close_confirmed or full or event.kind is m.RunEventKind.COMPLETE
