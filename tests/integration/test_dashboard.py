@@ -72,6 +72,8 @@ def grouped_by(expression: str) -> set[str]:
 def test_what_a_panel_asks_for_is_exported(target: dict[str, Any]) -> None:
     asked = list(selectors(target["expr"]))
     assert asked
+    growths = re.findall(r"\b(?:rate|increase)\(", target["expr"])
+    assert len(growths) == sum(selector.over_time for selector in asked)
     for name, matchers, over_time in asked:
         assert name in EXPORTED
         series = EXPORTED[name]
