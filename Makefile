@@ -57,7 +57,7 @@ RESTARTS ?= 30
 STEPS ?= 40
 SEED ?= 1
 STREAMS ?= 200
-CHAOS := $(PYTEST) -q -s
+CHAOS := $(PYTEST) -q -s -o faulthandler_timeout=0
 
 chaos: build
 	CYCLES=$(CYCLES) RESTARTS=$(RESTARTS) STEPS=$(STEPS) SEED=$(SEED) STREAMS=$(STREAMS) REFRESH_S=60 $(CHAOS) tests/chaos
