@@ -4,6 +4,7 @@ are no longer configured (EXEC-1, POOL-14)."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from iop.edge.app import Edge
+from iop.edge.rundesk import RunFeed
+from iop.edge.runs import EdgeRun
 from iop.net.loop import Runtime
 from iop.wire import codec
 from iop.wire import messages as m
@@ -278,3 +281,54 @@ async def test_a_kept_connection_that_was_given_up_costs_a_harmless_run_nothing(
         assert said[-1]["event"] == ("complete" if again else "error")
         line = await scene.outcome(said[0]["run_id"])
         assert (line["attempts"], line["outcome"]) == ((2, "ok") if again else (1, "provider_connection_lost"))
+
+
+@pytest.mark.req("EXEC-1")
+@pytest.mark.parametrize("how", ["complete", "left", "left while queued", "background", "node lost", "deadline"])
+@async_test()
+async def test_nothing_of_a_run_stays_in_memory_until_the_collector_looks(how: str) -> None:
+    """Its input may have megabytes, and the collector seldom looks."""
+    async with edge_and_link() as (edge, link):
+        gc.collect()
+        gc.disable()
+        try:
+            extra = {"background": True} if how == "background" else {"timeout_ms": 200} if how == "deadline" else {}
+            client, stream_id = await start(edge, link, **(QUEUED if how == "left while queued" else PAST), **extra)
+            if how == "left while queued":
+                held = [(client, stream_id)] + [await start(edge, link, **QUEUED) for _ in range(8)]
+                waiting = await Client.connect(("127.0.0.1", edge.admin_port))
+                body = json.dumps({"prompt": "a", **QUEUED}).encode()
+                waiting.send(
+                    b"POST /admin/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                )
+                await until(lambda: edge.pool.waiting == 1)
+                await waiting.close()
+                await until(lambda: edge.pool.waiting == 0)
+                assert sum(isinstance(item, EdgeRun) for item in gc.get_objects()) == 9
+                for other, at in held:
+                    link.send(event(at, 0, K.START), event(at, 1, K.COMPLETE))
+                    await other.answer()
+                    await other.close()
+            elif how == "left":
+                link.send(event(stream_id, 0, K.START))
+                await client.head()
+                await client.close()
+                assert isinstance(await link.message(), m.CancelRequest)
+                link.send(event(stream_id, 1, K.CANCELLED))
+            elif how == "node lost":
+                await link.close()
+                await client.answer()
+            elif how == "deadline":
+                assert isinstance(await link.message(), m.CancelRequest)
+                link.send(event(stream_id, 0, K.CANCELLED))
+                await client.answer()
+            else:
+                link.send(event(stream_id, 0, K.START), event(stream_id, 1, K.COMPLETE))
+                await client.answer()
+            await client.close()
+            await until(lambda: not edge.dispatcher.live)
+            assert edge.admin is not None
+            assert edge.admin.stats.buffered_body_bytes == 0
+            await until(lambda: [item for item in gc.get_objects() if isinstance(item, EdgeRun | RunFeed)] == [])
+        finally:
+            gc.enable()

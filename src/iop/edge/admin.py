@@ -112,8 +112,7 @@ class Admin:
         self._may_change(ex)
         if not self._local_only:
             raise Forbidden("only an admin listener on loopback takes runs, since it asks for no key")
-        body, ex.context = b"".join(ex.context or ()), None
-        ex.release_body()
+        body, ex.context = b"".join(ex.context or ()), None  # in memory, and counted, until the run is over
         feed = self._runs(ex, body)
         if not ex.done:
             ex.context = feed

@@ -97,7 +97,8 @@ class RunFeed:
 
     def __init__(self, d: Dispatcher, ex: Exchange, spec: RunSpec) -> None:
         self._ex = ex
-        self._spec = spec
+        self._background = spec.background
+        self._session_id = spec.session_id.decode()
         self._chunked = not ex.head.http10
         self._text = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _TEXTS}
         self._tools: dict[int, codecs.IncrementalDecoder] = {}
@@ -122,13 +123,14 @@ class RunFeed:
     def client_gone(self) -> None:
         """Whoever asked has left."""
         self._open = False
-        if not self._spec.background:
+        self._ex.context = None
+        if not self._background:
             self._run.cancel()
 
     # ---- the run's listener ------------------------------------------------------------------------------------------
 
     def run_event(self, event: m.RunEvent) -> None:
-        if self._spec.background:
+        if self._background:
             return
         kind = event.kind
         data: dict[str, Any] = {}
@@ -151,7 +153,7 @@ class RunFeed:
         self._say(kind.name.lower(), data)
 
     def run_ended(self, result: RunResult) -> None:
-        if self._spec.background:
+        if self._background:
             return
         error = result.error
         if error is None:
@@ -167,8 +169,8 @@ class RunFeed:
 
     def _say(self, name: str, data: dict[str, Any]) -> None:
         data = {"event": name, **data}
-        if self._spec.session_id:
-            data["session_id"] = self._spec.session_id.decode()
+        if self._session_id:
+            data["session_id"] = self._session_id
         message = _message(name, _ENCODER.encode(data))
         if self._open:
             self._write(message)
@@ -181,6 +183,7 @@ class RunFeed:
 
     def _close(self) -> None:
         self._open = False
+        self._ex.context = None
         if self._ex.done:
             return
         if self._chunked:

@@ -315,6 +315,9 @@ class EdgeRun(Dispatched):
     def _over(self) -> None:
         self._dispatcher.direct_runs -= self.ticket is None
         self._log()
+        # They refer to us, and hold the input: nothing is left for the collector to find, which seldom looks.
+        self.stream = None
+        self._listener = _NOBODY
 
     def _log(self) -> None:
         d, error, usage = self._dispatcher, self._error, self._usage
@@ -345,6 +348,16 @@ class EdgeRun(Dispatched):
         )
 
 
+class _Nobody:
+    """The listener of a run that is over."""
+
+    writer: Writer | None = None
+
+    def run_event(self, event: m.RunEvent) -> None: ...
+    def run_ended(self, result: RunResult) -> None: ...
+
+
+_NOBODY = _Nobody()
 _DISORDER = "the node sent a run's events out of order"
 _TERMINALS = frozenset({m.RunEventKind.COMPLETE, m.RunEventKind.ERROR, m.RunEventKind.CANCELLED})
 
