@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,22 @@ def test_no_unit_holds_a_secret(program: str) -> None:
     assert all(file.startswith("-/etc/iop/") for file in unit(program)["EnvironmentFile"])
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@BOTH
+def test_systemd_finds_no_fault_in_a_unit(program: str, tmp_path: Path) -> None:
+    """The program's place is another here, since systemd looks whether it is there."""
+    stand_in = tmp_path / program
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    copy = tmp_path / f"{program}.service"
+    copy.write_text((DEPLOY / f"systemd/{program}.service").read_text().replace(PREFIX, f"{tmp_path}/"))
+    exposure = "--threshold=20"  # of 100: 2.0 as it is printed
+    for arguments in (["verify", "--man=no"], ["security", "--offline=true", "--no-pager", exposure]):
+        ran = subprocess.run(["systemd-analyze", *arguments, str(copy)], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert program not in ran.stderr
+
+
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +200,12 @@ def test_no_secret_is_built_into_an_image() -> None:
     set_here = re.findall(r"^(?:ARG|ENV|LABEL) .*|--mount=\S+", text, re.MULTILINE)
     assert len(set_here) >= 2
     assert [one for one in set_here if SECRETIVE.search(one)] == []
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_hadolint_finds_no_fault_in_the_images() -> None:
+    ran = subprocess.run(["hadolint", str(DEPLOY / "docker/Dockerfile")], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
 
 
 # ---- compose --------------------------------------------------------------------------------------------------------
