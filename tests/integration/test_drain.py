@@ -92,6 +92,11 @@ def test_an_edge_lets_a_stream_finish_refuses_what_is_new_and_says_goodbye(tmp_p
             await asyncio.to_thread(running.edge.wait_event, "draining")
             with pytest.raises(OSError):
                 socket.create_connection(running.http, timeout=5.0)
+            kept.send(post(CHAT, chat("m")))
+            refused = await kept.answer()
+            assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
+            assert refused.get("retry-after")
+            assert refused.get("connection") == "close"
             await finish(client, call)
             assert await asyncio.to_thread(running.edge.wait) == 0
             await asyncio.to_thread(node.wait_event, "edge_lost", reason="goodbye")

@@ -340,18 +340,25 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
 
 
 @async_test()
-async def test_stopping_closes_idle_connections_and_lets_an_exchange_finish() -> None:
+async def test_stopping_lets_an_exchange_finish_and_answers_one_more_request_on_each_connection() -> None:
+    """Not a FIN that crosses the next request; and the end of the server is no reset of who only waits."""
     app = Recorder()
     app.hold = True
     async with serving(app) as (server, address):
-        idle, busy = await Client.connect(address), await Client.connect(address)
+        kept, busy, idle = [await Client.connect(address) for _ in range(3)]
         busy.send(GET % 5)
-        await until(lambda: bool(app.waiting) and len(server.connections) == 2)
+        await until(lambda: bool(app.waiting) and len(server.connections) == 3)
         server.stop_accepting()
-        assert await idle.end() == "fin"
         app.answer(app.waiting.pop())
-        answer = await busy.answer()
-        assert answer.status == 200
-        await busy.end()
-        for client in (idle, busy):
+        assert (await busy.answer()).get("connection") is None, "its head was decided before"
+        for client in (busy, kept):
+            client.send(GET % 6)
+            await until(lambda: bool(app.waiting))
+            app.answer(app.waiting.pop())
+            answer = await client.answer()
+            assert (answer.status, answer.get("connection")) == (200, "close")
+            assert await client.end() == "fin"
+        server.close()
+        assert await idle.end() == "fin"
+        for client in (kept, busy, idle):
             await client.close()

@@ -32,7 +32,7 @@ from tests.support.programs import Line, Program, edge_config, node_config
 from tests.support.provider import ScriptedProvider, listening_socket
 from tests.support.stack import TOKEN_ENV, fds, model, rss_bytes
 
-__all__ = ["LOST", "Footprint", "Site", "figures"]
+__all__ = ["LOST", "EdgeBook", "Footprint", "Site", "figures"]
 
 ROOT = Path(__file__).resolve().parents[2]
 REST_S = 10.0

@@ -289,9 +289,6 @@ class HttpConnection(asyncio.Protocol):
         self._go_idle()
 
     def _go_idle(self) -> None:
-        if self.server.closing:
-            self.close(reset=False)
-            return
         self._move(IDLE)
         self._decoder = None
         self._set_deadline(self.server.limits.idle_timeout_s)
@@ -413,7 +410,8 @@ class HttpConnection(asyncio.Protocol):
 
 class HttpServer:
     """A listener and its connections. ``start`` binds; ``stop_accepting`` closes the listener and lets exchanges go on
-    (new requests on kept connections are still handed to the app, which refuses them); ``close`` ends everything."""
+    (the next request on a kept connection is still handed to the app, which refuses it, and is the last one there);
+    ``close`` ends everything."""
 
     def __init__(
         self, runtime: Runtime, app: App, app_error: Callable[[Exchange, IopError], None], limits: ServerLimits
@@ -443,19 +441,17 @@ class HttpServer:
         return self._date[1]
 
     def stop_accepting(self) -> None:
-        """No new connection; idle ones close now, busy ones after their response."""
+        """No new connection. Those that are kept stay: a FIN now would cross the request that a client is sending,
+        and cut it unread instead of refusing it (SUP-5)."""
         self.closing = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self.connections):
-            if connection.state is IDLE:
-                connection.close(reset=False)
 
     def close(self) -> None:
-        """Ends all connections at once."""
+        """Ends all connections at once; idle ones without a reset."""
         self.stop_accepting()
         for connection in list(self.connections):
-            connection.close(reset=True)
+            connection.close(reset=connection.state is not IDLE)
 
     async def wait_closed(self) -> None:
         if self._server is not None:
