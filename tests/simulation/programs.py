@@ -186,7 +186,10 @@ class WatchedAgent(Agent):
         agents.append(self)
 
 
-supervisor_module.Agent = WatchedAgent  # type: ignore[misc]
+def watched_agents() -> Any:
+    """While this is entered, supervisors make agents that are watched. They do so whenever they dial: all the world's
+    time, and not a moment longer, since other tests of this process have supervisors too."""
+    return mock.patch.object(supervisor_module, "Agent", WatchedAgent)
 
 
 class NodeProgram:

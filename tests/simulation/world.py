@@ -24,7 +24,17 @@ from tests.simulation.actors import Client, Plan, RunClient, Upstream
 from tests.simulation.faults import Faults
 from tests.simulation.kernel import Kernel, Loop
 from tests.simulation.network import Network
-from tests.simulation.programs import EDGE_PORT, HTTP_PORT, MODELS, NODES, PROVIDERS, EdgeProgram, NodeProgram, running
+from tests.simulation.programs import (
+    EDGE_PORT,
+    HTTP_PORT,
+    MODELS,
+    NODES,
+    PROVIDERS,
+    EdgeProgram,
+    NodeProgram,
+    running,
+    watched_agents,
+)
 
 __all__ = ["MUST_SEE", "Violation", "World", "listen_to_logs"]
 
@@ -89,6 +99,10 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
+        with watched_agents():
+            self._run()
+
+    def _run(self) -> None:
         _LINES.world = self
         try:
             for name in PROVIDERS:
