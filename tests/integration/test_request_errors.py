@@ -286,7 +286,8 @@ async def test_the_whole_time_ends_a_stream_that_keeps_going(hasty: Stack) -> No
         call.event(chat_delta("a"))
         await client.head()
         while (piece := await client.piece()) == chat_delta("a"):
-            call.event(chat_delta("a"))
+            if not call.gone.is_set():  # the call may have ended before its last event is read here
+                call.event(chat_delta("a"))
         assert json.loads(piece.removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
         with pytest.raises(Broken):
             await client.piece()
