@@ -207,55 +207,41 @@ class Agent:
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    def _tunnel(self, request: m.ProviderTunnelRequest) -> None:
-        """Opens a tunnel, or refuses it with exactly one terminal (TUN-1)."""
+    def _open(self, request: m.ProviderTunnelRequest | m.RunRequest) -> None:
+        """Opens a tunnel or a normalized run, or refuses it with exactly one terminal (TUN-1, EXEC-1)."""
+        head = b""
         try:
             if self.draining:
                 raise NodeDraining
             provider = self.backends.providers.get(request.provider_id)
             if provider is None or provider.config.kind != request.adapter:
                 raise UnknownProvider
-            head = provider.request_head(request)
-            slot = self.backends.gate.try_acquire(request.provider_id)
+            if isinstance(request, m.ProviderTunnelRequest):
+                head = provider.request_head(request)
+            slot = self.backends.gate.try_acquire(request.provider_id, leased=request.lease.lease_id != 0)
         except IopError as exc:
             return self._refuse(request, failure_of(exc))
         if slot is None:
             self.metrics.capacity_refusals.add()
             return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
-        self._begin(Tunnel(self, request, provider, slot, head), request)
-        return self.calls[request.stream_id].start()
-
-    def _run(self, request: m.RunRequest) -> None:
-        """Opens a normalized run, or refuses it with exactly one terminal (EXEC-1)."""
-        try:
-            if self.draining:
-                raise NodeDraining
-            provider = self.backends.providers.get(request.provider_id)
-            if provider is None or provider.config.kind != request.adapter:
-                raise UnknownProvider
-            leased = request.lease.lease_id != 0
-            slot = self.backends.gate.try_acquire(request.provider_id, leased=leased)
-        except IopError as exc:
-            return self._refuse(request, failure_of(exc))
-        if slot is None:
-            self.metrics.capacity_refusals.add()
-            return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
-        run = NormalizedRun(self, request, provider, slot)
-        self._begin(run, request)
-        return run.open()
-
-    def _begin(self, call: ProviderCall, request: m.ProviderTunnelRequest | m.RunRequest) -> None:
+        call: ProviderCall
+        background = False
+        if isinstance(request, m.ProviderTunnelRequest):
+            call = Tunnel(self, request, provider, slot, head)
+        else:
+            call = NormalizedRun(self, request, provider, slot)
+            background = request.background
         try:
             self.session.mux.adopt(call.stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
         except ProtocolError:
-            call.slot.release()
+            slot.release()
             raise
         self.calls[request.stream_id] = call
         self._rows[request.stream_id] = self.runs.started(
             request.run_id, request.lease.attempt, call.kind, adapter=request.adapter, provider=request.provider_id,
-            target=request.target, session_id=request.session_id,
-            background=isinstance(request, m.RunRequest) and request.background,
+            target=request.target, session_id=request.session_id, background=background,
         )  # fmt: skip
+        return call.open()
 
     def _refuse(self, request: m.ProviderTunnelRequest | m.RunRequest, failure: ExecutionFailure) -> None:
         said = on_wire(failure)
@@ -322,8 +308,8 @@ class Agent:
         m.RegisterResponse: _registered,
         m.NodeReadyResponse: _ready,
         m.ConfigRefreshRequest: _refresh,
-        m.ProviderTunnelRequest: _tunnel,
-        m.RunRequest: _run,
+        m.ProviderTunnelRequest: _open,
+        m.RunRequest: _open,
         m.CancelRequest: _cancel,
         m.NodeCommandRequest: _command,
         m.Goodbye: _goodbye,

@@ -120,6 +120,10 @@ class ProviderCall(ABC):
 
     # ---- the call's way out ------------------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """The stream is in the link's table: the call begins."""
+        self.start()
+
     def start(self) -> None:
         # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
         connection = self._provider.pool.take() if self._request.lease.attempt <= 1 else None
