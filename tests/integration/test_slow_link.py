@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.aio import async_test
+from tests.support.faultproxy import FaultProxy, Weather
 from tests.support.http import Client, chat, post
 from tests.support.programs import Program, edge_config, edge_program, node_config, node_program
 from tests.support.provider import ScriptedProvider, chat_delta, chat_event, listening_socket
 from tests.support.stack import TOKEN_ENV, model, rss_bytes
-from tests.support.throttle import SlowLink
 
 STREAMS = 200
 EVENT = chat_delta("x" * 4000)
@@ -44,9 +44,10 @@ def test_two_hundred_stuck_readers_harm_nobody_else(edge: tuple[Program, socket.
     @async_test(timeout_s=90)
     async def body() -> None:
         async with (
-            SlowLink(program.address("nodes"), LINK_BYTES_PER_S) as link,
+            FaultProxy(program.address("nodes")) as link,
             ScriptedProvider(sock) as provider,
         ):
+            link.weather = Weather(bytes_per_s=LINK_BYTES_PER_S)
             with ExitStack() as programs:
                 env = {**TOKEN_ENV, "IOP_TEST_TIMING": HEARTBEAT}
                 starting = node_program(tmp_path, node_config(link.address), env=env)
@@ -58,7 +59,7 @@ def test_two_hundred_stuck_readers_harm_nobody_else(edge: tuple[Program, socket.
     body()
 
 
-async def _load(edge: Program, node: Program, link: SlowLink, provider: ScriptedProvider) -> None:
+async def _load(edge: Program, node: Program, link: FaultProxy, provider: ScriptedProvider) -> None:
     address = edge.address("http")
     request = post("/v1/chat/completions", chat("p", stream=True))
     stuck = []

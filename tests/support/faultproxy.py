@@ -147,7 +147,11 @@ class FaultProxy:
         self.passed_bytes = 0
         self._open: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, asyncio.StreamWriter, list[Direction]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sock = socket.create_server(listen, backlog=128)
+        self._sock = socket.socket()
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Before listen, so that accepted sockets inherit it: what is held is held here, not in the kernel.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+        self._sock.bind(listen)
         self.address: Address = self._sock.getsockname()
 
     async def __aenter__(self) -> FaultProxy:
