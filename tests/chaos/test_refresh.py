@@ -29,7 +29,7 @@ def test_the_configuration_changes_200_times_a_minute_under_load(tmp_path: Path)
                 while loop.time() < started + SECONDS:
                     await load.refresh()
                     due_at += 60 / PER_MINUTE
-                    await asyncio.sleep(max(0.0, due_at - loop.time()))
+                    await asyncio.sleep(max(0.0, due_at - loop.time()))  # the pace is what is asked for
             text = await load.metrics()
         print("\n" + load.figures())
         assert load.faults == []

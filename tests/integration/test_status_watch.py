@@ -36,7 +36,21 @@ class Watched(Edge):
 
     def __init__(self, *arguments: Any) -> None:
         self.looks: list[dict[str, Any]] = []
+        self._looked = asyncio.Event()
+        self._over = False
         super().__init__(*arguments)
+
+    async def seen(self, times: int) -> None:
+        """The status was looked at so many times from now on: what else happens here goes by that clock."""
+        wanted = len(self.looks) + times
+        while len(self.looks) < wanted and not self._over:
+            self._looked.clear()
+            await self._looked.wait()
+
+    def looked_enough(self) -> None:
+        """Nobody waits for looks any more."""
+        self._over = True
+        self._looked.set()
 
     def status(self) -> dict[str, Any]:
         pool = self.pool
@@ -51,6 +65,7 @@ class Watched(Edge):
                 "models": {name: group.waiting for name, group in pool._groups.items()},
             }
         )
+        self._looked.set()
         return super().status()
 
 
@@ -85,12 +100,12 @@ async def busy_edge(rng: random.Random) -> AsyncIterator[Watched]:
         await client.close()
 
     async def answer(node: ScriptedNode, request: m.ProviderTunnelRequest) -> None:
-        await asyncio.sleep(rng.uniform(0, 0.05))
+        await edge.seen(rng.randint(1, 3))
         if rng.random() < 0.6:
             node.answer(request, chat_answer("x"))
             return
         node.refuse(request, m.ErrorCode.PROVIDER_PROTOCOL_ERROR, close_confirmed=False)
-        await asyncio.sleep(rng.uniform(0, 0.1))
+        await edge.seen(rng.randint(1, 5))
         node.call_closed(request.provider_id, request)
 
     async def serve(node: ScriptedNode, group: asyncio.TaskGroup) -> None:
@@ -100,7 +115,7 @@ async def busy_edge(rng: random.Random) -> AsyncIterator[Watched]:
     async def change() -> None:
         while not stopping:
             edge.reload(config({"p": rng.randint(1, 5), "q": rng.randint(1, 4)}))
-            await asyncio.sleep(0.03)
+            await edge.seen(1)
 
     try:
         async with ScriptedNode(("127.0.0.1", edge.node_port), token=TOKEN) as node, asyncio.TaskGroup() as group:
@@ -109,6 +124,7 @@ async def busy_edge(rng: random.Random) -> AsyncIterator[Watched]:
             serving = group.create_task(serve(node, group))
             yield edge
             stopping = True
+            edge.looked_enough()
             await asyncio.wait([*clients, changing])
             serving.cancel()
         await until(lambda: not edge.nodes.links)

@@ -138,6 +138,7 @@ class Load:
         self.revision = 1
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = iter(range(1, 1 << 30))
+        self._progress = asyncio.Event()
         provider.answer = self._arrived
 
     # ---- clients -----------------------------------------------------------------------------------------------------
@@ -160,7 +161,15 @@ class Load:
                 self.faults.append(f"request {number} was cut: {broken}")
                 return
             self.outcomes[self._judge(answer, number, stream)] += 1
+            self._progress.set()
         await client.close()
+
+    async def answered(self, more: int) -> None:
+        """So many more answers have come to clients."""
+        wanted = self.outcomes.total() + more
+        while self.outcomes.total() < wanted and not self.faults:
+            self._progress.clear()
+            await self._progress.wait()
 
     def _judge(self, answer: Answer, number: int, stream: bool) -> str:
         if answer.status == 200 and answer.body == (whole_stream(number) if stream else chat_answer(str(number))):
