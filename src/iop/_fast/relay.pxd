@@ -1,16 +1,8 @@
 from iop._fast.body cimport BodyDecoder
-from iop._fast.mux cimport Stream
 from iop._fast.out cimport OutBuffer, Writer
 from iop._fast.scan cimport FieldScanner
 from iop._fast.sse cimport EventSplitter
-
-
-cdef class RequestStream(Stream):
-    cdef list pieces
-    cdef Py_ssize_t piece
-    cdef Py_ssize_t offset
-
-    cdef int pump(self) except -1
+from iop._fast.streams cimport RequestStream, SourceStream
 
 
 cdef class ClientStream(RequestStream):
@@ -36,19 +28,15 @@ cdef class ProviderSocket:
     cdef readonly unsigned long long bytes_in
 
 
-cdef class ProviderStream(Stream):
-    cdef object owner
+cdef class ProviderStream(SourceStream):
     cdef Writer into            # where the request body goes
     cdef BodyDecoder decoder
     cdef EventSplitter splitter
     cdef FieldScanner fields
-    cdef readonly unsigned int next_seq
     cdef list pending
     cdef bint stopped           # the source was told to pause
     cdef bint eof_pending
     cdef bint body_ended
-    cdef readonly bint fenced
-    cdef readonly bint terminal_sent
     cdef readonly unsigned long long dropped_bytes
     cdef readonly long long body_bytes
     cdef readonly double progress_at
@@ -56,5 +44,4 @@ cdef class ProviderStream(Stream):
 
     cdef Py_ssize_t pump(self, const char* p, Py_ssize_t n) except -1
     cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1
-    cdef int go_on(self) except -1
     cdef int fail_body(self, object exc) except -1

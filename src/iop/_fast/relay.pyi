@@ -3,10 +3,10 @@
 from typing import Any, Final, Protocol
 
 from iop._fast.body import BodyDecoder
-from iop._fast.mux import Stream
 from iop._fast.out import Writer
 from iop._fast.scan import FieldScanner
 from iop._fast.sse import EventSplitter
+from iop._fast.streams import RequestStream, SourceStream
 from iop.errors import IopError
 
 Tokens = tuple[int | None, int | None, int | None, int | None]  # input, output, reasoning, cached input
@@ -23,11 +23,6 @@ class ClientOwner(Protocol):
     def on_commit(self) -> None: ...
     def on_terminal(self, kind: int, usage: Tokens | None, failure: Any) -> None: ...
     def on_broken(self, exc: Exception, ended: bool) -> None: ...
-
-class RequestStream(Stream):
-    """Sends a request body as the node's credit allows."""
-
-    def send_body(self, pieces: list[bytes]) -> None: ...
 
 class ClientStream(RequestStream):
     """The edge's half."""
@@ -74,20 +69,14 @@ class ProviderSocket:
     def bytes_in(self) -> int: ...
     def data_received(self, data: bytes) -> None: ...
 
-class ProviderStream(Stream):
+class ProviderStream(SourceStream):
     """The node's half."""
 
     def __init__(self, owner: ProviderOwner) -> None: ...
     @property
-    def next_seq(self) -> int: ...
-    @property
     def paused(self) -> bool: ...
     @property
     def finished(self) -> bool: ...
-    @property
-    def fenced(self) -> bool: ...
-    @property
-    def terminal_sent(self) -> bool: ...
     @property
     def dropped_bytes(self) -> int: ...
     @property

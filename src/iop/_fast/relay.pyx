@@ -6,8 +6,7 @@
 
 Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once
 per request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7). The
-time is a field of the hub that somebody else ticks. The file is long because the two halves are one protocol, read
-together.
+time is a field of the hub that somebody else ticks.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcpy
@@ -15,6 +14,7 @@ from libc.string cimport memcpy
 from iop._fast cimport body as bd
 from iop._fast cimport frame as fr
 from iop._fast cimport sse
+from iop._fast.streams cimport CONGESTED_MAX, DATA_MAX, RequestStream, SourceStream
 
 from iop.errors import IopError, ProtocolError
 
@@ -40,47 +40,8 @@ cdef enum:
 
 cdef unsigned int COMMITTING = sse.SEMANTIC | sse.FINISH | sse.ERROR_4XX
 cdef Py_ssize_t HELD_MAX = 16384
-cdef Py_ssize_t DATA_MAX = 65536
-cdef Py_ssize_t CONGESTED_MAX = 16384   # a lane's turn: larger frames would make every other stream wait longer
 cdef enum:
     SPANS = 64          # body spans gathered into one frame
-
-
-cdef class RequestStream(Stream):
-    """What the edge's halves have in common: the request body goes out as the node's credit allows."""
-
-    def send_body(self, list pieces not None):
-        """Sends the request body in chunks, as the node's credit allows (WIRE-5). The pieces are only referenced."""
-        self.pieces = pieces
-        self.pump()
-
-    cdef int pump(self) except -1:
-        cdef bytes piece
-        cdef Py_ssize_t n, left
-        while self.pieces is not None and not self.blocked and self.send_credit > 0 and not self.mux.closed:
-            piece = <bytes>self.pieces[self.piece]
-            left = len(piece) - self.offset
-            n = CONGESTED_MAX if self.mux.congested else DATA_MAX
-            if n > left:
-                n = left
-            if n > self.send_credit:
-                n = <Py_ssize_t>self.send_credit
-            last = n == left and self.piece + 1 == len(self.pieces)
-            self.mux.push_body(self, PyBytes_AS_STRING(piece) + self.offset, n, last)
-            if last:
-                self.pieces = None
-            elif n == left:
-                self.piece += 1
-                self.offset = 0
-            else:
-                self.offset += n
-        return 0
-
-    cdef int on_credit(self) except -1:
-        return self.pump()
-
-    cdef int on_unblocked(self) except -1:
-        return self.pump()
 
 
 cdef class ClientStream(RequestStream):
@@ -266,7 +227,7 @@ cdef class ProviderSocket:
             self.outside_body(data)
 
 
-cdef class ProviderStream(Stream):
+cdef class ProviderStream(SourceStream):
     """The node's half. ``owner`` hears::
 
         on_request_body(data, last)       a chunk of the request body, to be written to the provider
@@ -395,23 +356,6 @@ cdef class ProviderStream(Stream):
             self.mux.send(frame, self)
             self.mux.forget(self)
         self.owner = None
-
-    cdef int on_frame(self, fr.Frame* f, object extra) except -1:
-        if f.payload != fr.P_TUNNEL_BODY:
-            raise ProtocolError("wrong_state", f"stream {self.stream_id}")
-        self.received(f.body_n)
-        self.owner.on_request_body(PyBytes_FromStringAndSize(f.body, f.body_n), f.last)
-        return 0
-
-    cdef int broken(self, object exc) except -1:
-        self.owner.on_broken(exc)
-        return 0
-
-    cdef int on_credit(self) except -1:
-        return self.go_on()
-
-    cdef int on_unblocked(self) except -1:
-        return self.go_on()
 
     cdef int go_on(self) except -1:
         """Credit or room came back: first what was kept, then the source."""

@@ -2,9 +2,8 @@
 
 from typing import Any, Protocol
 
-from iop._fast.mux import Stream
 from iop._fast.out import Writer
-from iop._fast.relay import RequestStream
+from iop._fast.streams import RequestStream, SourceStream
 
 class RunSourceOwner(Protocol):
     """Who runs; nothing may raise."""
@@ -13,16 +12,10 @@ class RunSourceOwner(Protocol):
     def resume_source(self) -> None: ...
     def on_broken(self, exc: Exception) -> None: ...
 
-class RunSource(Stream):
+class RunSource(SourceStream):
     """The node's half."""
 
     def __init__(self, owner: RunSourceOwner) -> None: ...
-    @property
-    def next_seq(self) -> int: ...
-    @property
-    def fenced(self) -> bool: ...
-    @property
-    def terminal_sent(self) -> bool: ...
     @property
     def ready(self) -> bool: ...
     @property

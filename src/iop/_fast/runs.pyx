@@ -14,6 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 
 from iop._fast cimport frame as fr
 from iop._fast.out cimport Writer
+from iop._fast.streams cimport SourceStream
 
 from iop.errors import ProtocolError
 
@@ -29,7 +30,7 @@ cdef enum:
 cdef Py_ssize_t TEXT_MAX = 8192
 
 
-cdef class RunSource(Stream):
+cdef class RunSource(SourceStream):
     """The node's half. ``owner`` hears::
 
         on_request_body(data, last)       a chunk of the run's input
@@ -108,22 +109,8 @@ cdef class RunSource(Stream):
         self.pending = None
 
     cdef int on_frame(self, fr.Frame* f, object extra) except -1:
-        if f.payload != fr.P_TUNNEL_BODY:
-            raise ProtocolError("wrong_state", f"stream {self.stream_id}")
-        self.received(f.body_n)
-        self.owner.on_request_body(PyBytes_FromStringAndSize(f.body, f.body_n), f.last)
-        self.settle()
-        return 0
-
-    cdef int broken(self, object exc) except -1:
-        self.owner.on_broken(exc)
-        return 0
-
-    cdef int on_credit(self) except -1:
-        return self.go_on()
-
-    cdef int on_unblocked(self) except -1:
-        return self.go_on()
+        SourceStream.on_frame(self, f, extra)
+        return self.settle()  # the owner has it: there is no socket that still has to take it
 
     cdef int go_on(self) except -1:
         cdef bytes frame
