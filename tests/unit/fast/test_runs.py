@@ -146,6 +146,7 @@ def test_nothing_follows_a_terminal() -> None:
     pair.carry()
     assert [kind for kind, _, _ in pair.heard] == [K.START, K.COMPLETE]
     assert pair.edge.faults == []
+    assert pair.edge.mux.late_frames == 0, "the node sent it all the same"
 
 
 @pytest.mark.req("WIRE-5")
