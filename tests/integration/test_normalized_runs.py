@@ -184,6 +184,30 @@ async def test_a_long_input_and_a_long_answer_come_whole(stack: Stack) -> None:
         assert said[-1]["event"] == "complete"
 
 
+@pytest.mark.req("WIRE-5", "LIVE-4")
+@async_test(timeout_s=60)
+async def test_a_reader_that_stops_stops_the_provider(stack: Stack) -> None:
+    """Credit goes all the way: what nobody takes is not read from the provider either, and nothing is lost by it."""
+    async with stack.scene() as scene:
+        client = await Client.connect(stack.admin, receive_bytes=4096)
+        scene.clients.append(client)
+        body = json.dumps(DIRECT).encode()
+        client.send(b"POST /admin/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        call = await scene.provider.call()
+        call.start_stream()
+        sent = 0
+        while not call.connection.paused.is_set():
+            assert sent < 3000, "30 MB were taken for a client that reads nothing"
+            call.event(chat_delta("x" * 10_000))
+            sent += 1
+            await asyncio.sleep(0)
+        call.event(chat_event({}, "stop") + DONE)
+        call.end_stream()
+        said = await events(client)
+        assert sum(len(e["text"]) for e in said if e["event"] == "delta") == sent * 10_000
+        assert said[-1]["event"] == "complete"
+
+
 @pytest.mark.req("POOL-14")
 @pytest.mark.parametrize(
     ("asked", "status", "code"),

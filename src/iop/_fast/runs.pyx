@@ -61,7 +61,7 @@ cdef class RunSource(SourceStream):
         """A delta that is text alone; a long one travels in several frames."""
         cdef Py_ssize_t at = 0, n, size, left = len(text)
         cdef bytes frame
-        while left and not (self.fenced or self.mux.closed):
+        while left and not (self.fenced or self.terminal_sent or self.mux.closed):
             n = TEXT_MAX if left > TEXT_MAX else left
             size = fr.run_event_size(self.stream_id, self.next_seq, kind, n)
             if self.pending is None and self.send_credit >= size:

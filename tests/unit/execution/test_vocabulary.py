@@ -44,6 +44,9 @@ from iop.execution import (
         (b'{"input_tokens":9,"cache_read_input_tokens":8,"output_tokens":1}', Usage(9, 1, None, 8)),
         (b'{"output_tokens":1}', Usage(None, 1)),
         (b"{}", Usage()),
+        (b'{"prompt_tokens":"seven","completion_tokens":3}', Usage(None, 3)),  # one odd member costs that one
+        (b'{"prompt_tokens":7,"prompt_tokens_details":[4],"completion_tokens":-1}', Usage(7)),
+        (b'{"prompt_tokens":true,"completion_tokens":3.5,"input_tokens":6}', Usage(6)),
     ],
 )
 def test_usage_is_what_the_provider_reported(raw: bytes, usage: Usage) -> None:

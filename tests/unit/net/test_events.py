@@ -15,11 +15,12 @@ STREAM = (
     b"\xef\xbb\xbf: a comment\ndata: one\n\n"
     b"event: x\rdata:two\rdata: more\r\r"
     b"id: 3\r\ndata:  three\r\n\r\n"
+    b"data: four\r\ndata: five\r\n\r\n"
     b"data\n\n"
     b"event: no data\n\n"
     b"data: last\n\ndata: never finished"
 )
-EVENTS = [b"one", b"two\nmore", b" three", b"", b"last"]
+EVENTS = [b"one", b"two\nmore", b" three", b"four\nfive", b"", b"last"]
 
 
 def read(pieces: list[bytes]) -> list[bytes]:

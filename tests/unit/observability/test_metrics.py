@@ -81,6 +81,7 @@ def test_reasons_are_bounded_in_number() -> None:
     series = {key: value for key, value in samples(metrics).items() if key[0] == "iop_edge_protocol_errors_total"}
     assert len(series) == 65
     assert series["iop_edge_protocol_errors_total", (("reason", "other"),)] == 200 - 64
+    assert len(metrics.protocol_errors) <= 64, "names without a bound are kept"
 
 
 @pytest.mark.req("OBS-1")
