@@ -209,6 +209,29 @@ async def test_capacity_exceeded_keeps_its_place(stack: Stack) -> None:
         assert (await clients[2].answer()).body == chat_answer("third")
 
 
+@pytest.mark.req("CONF-2", "SUP-5")
+@pytest.mark.parametrize("code", [m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING])
+@async_test()
+async def test_a_request_that_comes_to_its_node_while_that_changes_goes_back_to_its_place(
+    stack: Stack, code: m.ErrorCode
+) -> None:
+    """It crossed a change of the node's configuration, or the start of its drain: nothing was called, and nobody hears
+    of it. A node that goes on refusing is told after three of them."""
+    async with stack.scene() as scene, ScriptedNode(stack.nodes, token="t1") as node:
+        client = await scene.send(post(CHAT, chat("scripted")))
+        for _ in range(3):
+            node.refuse(await node.request(), code)
+        node.answer(await node.request(), chat_answer("hi"))
+        answer = await client.answer()
+        assert (answer.body, answer.get("x-iop-attempts")) == (chat_answer("hi"), "4")
+        client.send(post(CHAT, chat("scripted")))
+        for _ in range(4):
+            node.refuse(await node.request(), code)
+        answer = await client.answer()
+        assert answer.status in (502, 503)
+        assert answer.json["error"]["code"] == code.name.lower()
+
+
 # ---- the queue ------------------------------------------------------------------------------------------------------
 
 
