@@ -9,7 +9,7 @@ import pytest
 from tests.support.aio import async_test
 from tests.support.http import Broken, chat, post
 from tests.support.provider import DONE, SSE_HEADERS, chat_delta, chat_event, chat_stream, event
-from tests.support.stack import Stack
+from tests.support.stack import Scene, Stack
 
 CHAT = "/v1/chat/completions"
 PLAIN = chat_stream("Hello", ", ", "wörld 🙂")
@@ -211,3 +211,33 @@ async def test_a_providers_own_error_comes_as_it_is(stack: Stack, status: int) -
         answer = await client.answer()
         assert (answer.status, answer.body, answer.get("retry-after")) == (status, body, "7")
         assert (await scene.outcome(answer.get("x-request-id")))["outcome"] == "provider_error"
+
+
+@pytest.mark.req("WIRE-5", "TUN-5")
+@async_test()
+async def test_a_connection_that_was_paused_at_the_end_of_a_stream_serves_the_next(stack: Stack) -> None:
+    """A client that reads nothing stops the node's reading of its provider. Wherever in the stream that was, also when
+    the last bytes were read already, the kept connection takes the next request."""
+    async with stack.scene() as scene:
+        most_on_one = 0
+        for size in range(320_000, 704_000, 32_000):
+            stuck = await scene.client(receive_bytes=4096)
+            stuck.send(post(CHAT, chat("m", stream=True)))
+            (await scene.provider.call()).stream(chat_delta("x" * size), chat_event({}, "stop"), DONE)
+            await _nothing_moves(scene)
+            assert (await stuck.answer()).body.endswith(DONE)
+            await scene.in_use(0)
+            client = await scene.send(post(CHAT, chat("m")))
+            call = await scene.provider.call()
+            call.respond(b"{}")
+            assert (await client.answer()).body == b"{}"
+            most_on_one = max(most_on_one, call.number)
+        assert most_on_one > 1, "no connection was kept"
+
+
+async def _nothing_moves(scene: Scene) -> None:
+    """Waits until three looks in a row find that not one more byte has come from the node."""
+    looks: list[str] = []
+    while len(looks) < 3 or len(set(looks[-3:])) > 1:
+        lines = (await scene.metrics()).splitlines()
+        looks.append(next(line for line in lines if line.startswith('iop_edge_link_bytes_total{direction="in"}')))

@@ -161,6 +161,8 @@ class Connection(ProviderSocket, asyncio.Protocol):
         """The call is complete. Keeps the connection for the next one after ``rest_s``, or closes it."""
         self._call = self.body = None
         if keep and self._transport is not None and not self._transport.is_closing():
+            # A body whose end was read before it was paused leaves it paused, and the next answer would not be read.
+            self._transport.resume_reading()
             self._pool.put(self, rest_s)
         else:
             self.close()
