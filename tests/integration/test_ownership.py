@@ -41,11 +41,12 @@ async def answering(link: RawLink) -> None:
 
 
 @pytest.mark.req("REG-2")
+@pytest.mark.parametrize("held", [{}, {"n1-p": 1}], ids=["fresh", "with slots of before"])
 @async_test()
-async def test_a_duplicate_never_disturbs_a_live_owner() -> None:
+async def test_a_duplicate_never_disturbs_a_live_owner(held: dict[str, int]) -> None:
     async with NodePort() as port:
         owner = await RawLink.connect(port.address)
-        await owner.ready(TOKEN)
+        await owner.ready(TOKEN, held)
         generation = port.pool.registry.nodes["n1"].generation
         alive = asyncio.ensure_future(answering(owner))
         for _ in range(3):

@@ -44,7 +44,7 @@ def test_two_hundred_stuck_readers_harm_nobody_else(edge: tuple[Program, socket.
     @async_test(timeout_s=90)
     async def body() -> None:
         async with (
-            FaultProxy(program.address("nodes")) as link,
+            FaultProxy(program.address("nodes"), held_bytes=64 << 10) as link,
             ScriptedProvider(sock) as provider,
         ):
             link.weather = Weather(bytes_per_s=LINK_BYTES_PER_S)

@@ -11,7 +11,7 @@ In a test:
         proxy.reset()           # RST to both ends; ``cut`` is FIN
         proxy.refusing = True   # whoever connects is reset
 
-Towards the target is *up*, back is *down*. Everything that is held is bounded by ``HELD_BYTES`` a direction.
+Towards the target is *up*, back is *down*. Everything that is held is bounded by ``held_bytes`` a direction.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Direction:
                 self._held.append((loop.time() + delay_s, data))
                 self._held_bytes += len(data)
                 self._changed.set()
-                if self._held_bytes > HELD_BYTES:
+                if self._held_bytes > self._proxy.held_bytes:
                     self._room.clear()
                     await self._room.wait()
         self._ended = True
@@ -113,7 +113,7 @@ class Direction:
                 await asyncio.sleep(0)  # the transport writes at once; the other end may look in between
                 self._proxy.passed_bytes += len(piece)
             self._held_bytes -= len(data)
-            if self._held_bytes <= HELD_BYTES:
+            if self._held_bytes <= self._proxy.held_bytes:
                 self._room.set()
 
     def _pieces(self, data: bytes) -> list[bytes]:
@@ -138,8 +138,11 @@ class Direction:
 class FaultProxy:
     """See the module. ``connections`` counts those that were made."""
 
-    def __init__(self, target: Address, *, listen: Address = ("127.0.0.1", 0), seed: int = 1) -> None:
+    def __init__(
+        self, target: Address, *, listen: Address = ("127.0.0.1", 0), seed: int = 1, held_bytes: int = HELD_BYTES
+    ) -> None:
         self.target = target
+        self.held_bytes = held_bytes
         self.weather = Weather()
         self.refusing = False
         self.random = random.Random(seed)

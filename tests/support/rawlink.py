@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Mapping
 
 from iop import __version__
 from iop._fast import frame
@@ -65,11 +66,12 @@ class RawLink:
         assert isinstance(answer, m.RegisterResponse)
         return answer
 
-    async def ready(self, token: str) -> m.NodeConfigPayload:
-        """Registers and becomes ready for dispatch."""
+    async def ready(self, token: str, held: Mapping[str, int] | None = None) -> m.NodeConfigPayload:
+        """Registers and becomes ready for dispatch, with so many slots per provider ``held`` from an earlier time."""
         answer = await self.register(token)
         assert answer.config is not None, answer
-        self.send(codec.encode(m.NodeReadyRequest(answer.config.node_id, answer.config.revision)))
+        slots = [m.HeldSlots(*entry) for entry in (held or {}).items()]
+        self.send(codec.encode(m.NodeReadyRequest(answer.config.node_id, answer.config.revision, slots)))
         assert await self.message() == m.NodeReadyResponse(True)
         return answer.config
 
