@@ -32,6 +32,7 @@ __all__ = [
     "ModelNotFound",
     "NodeDisconnected",
     "NodeDraining",
+    "NotThere",
     "Overloaded",
     "PayloadTooLarge",
     "ProtocolError",
@@ -153,6 +154,13 @@ class ModelNotFound(IopError):
 class RouteNotFound(IopError):
     code, status = "not_found", 404
     text = "unknown path"
+
+
+class NotThere(IopError):
+    """An operator named a node, a provider or a request that is not there."""
+
+    code, status = "not_there", 404
+    text = "there is nothing of this name"
 
 
 class MethodNotAllowed(IopError):

@@ -130,7 +130,6 @@ def codes_of(kind: type[IopError]) -> set[tuple[str, int]]:
 #: Never sent to a client by this version: reported between node and edge, or of parts that do not exist yet.
 UNSEEN = {
     "adapter_no_terminal",
-    "cancelled",
     "capacity_exceeded",
     "config_error",
     "config_rejected",

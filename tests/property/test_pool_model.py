@@ -67,6 +67,7 @@ class MProvider:
     long_capacity: int
     generation: int = 0
     draining: bool = False
+    drained: bool = False
     lowered: bool = False
     removed: bool = False
     lingering: int = 0
@@ -76,7 +77,7 @@ class MProvider:
     awaited: bool = False  # the node may be about to have it, or another backend for it
 
     def candidate(self, long: bool) -> bool:
-        up = self.generation and not (self.draining or self.lowered or self.removed)
+        up = self.generation and not (self.draining or self.drained or self.lowered or self.removed)
         up = up and self.spec.enabled and (self.there or self.awaited)
         return bool(up and self.capacity > 0 and (self.long_capacity > 0 or not long))
 
@@ -108,11 +109,16 @@ class Model:
     owners: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> generation, pending|ready|draining
     waiters: list[MTicket] = field(default_factory=list)
     holders: list[MTicket] = field(default_factory=list)
+    drained: set[str] = field(default_factory=set)  # ids of providers and of nodes
     places: int = 0
     grants: int = 0
 
     def group(self, name: str) -> GroupSpec | None:
         return next((g for g in self.groups.values() if name in (g.group_id, *g.aliases)), None)
+
+    def mark_drained(self) -> None:
+        for key, provider in self.providers.items():
+            provider.drained = bool(self.drained & {key, provider.spec.node_id})
 
     def busy(self, provider: MProvider) -> int:
         return sum(1 for h in self.holders if h.provider is provider) + provider.lingering
@@ -513,6 +519,18 @@ class World:
             expected = self.model.settle()
         self.expect(self.pool.drain(node_id, generation, self.now), expected)
 
+    def set_drained(self, pick: int, drained: bool) -> None:
+        """An operator's word, on a node or on one provider; whatever state either is in."""
+        key = ["n1", "n2", "n3", "p1", "p2", "p3", "p4"][pick % 7]
+        provider = self.model.providers.get(key)
+        if key[0] == "p" and (provider is None or provider.removed):
+            return
+        (self.model.drained.add if drained else self.model.drained.discard)(key)
+        self.model.mark_drained()
+        node_id = key if provider is None else provider.spec.node_id
+        expected = self.model.settle()
+        self.expect(self.pool.set_drained(node_id, None if provider is None else key, drained, self.now), expected)
+
     def overlay(self, pick: int, unavailable: bool) -> None:
         key = ["p1", "p2", "p3", "p4"][pick % 4]
         provider = self.model.providers.get(key)
@@ -650,6 +668,8 @@ class World:
             provider.long_capacity = lower(min(long_capacity, spec.capacity), provider.long_capacity)
         for key, provider in model.providers.items():
             provider.removed = key not in known
+        model.drained &= known | {"n1", "n2", "n3"}
+        model.mark_drained()
         model.forget_removed()
         expected = model.settle()
         for node_id, gate in self.gates.items():
@@ -799,6 +819,10 @@ class PoolMachine(RuleBasedStateMachine):
     def drain(self, node: int) -> None:
         self.world.drain(node)
 
+    @rule(pick=small, drained=st.booleans())
+    def set_drained(self, pick: int, drained: bool) -> None:
+        self.world.set_drained(pick, drained)
+
     @rule(pick=small, unavailable=st.booleans())
     def overlay(self, pick: int, unavailable: bool) -> None:
         self.world.overlay(pick, unavailable)
@@ -880,6 +904,7 @@ def drive(seed: int, steps: int) -> World:
         (1, lambda: world.disconnect(n())),
         (1, lambda: world.stale(rng.randrange(10**6))),
         (1, lambda: world.drain(n()) if rng.random() < 0.2 else None),
+        (3, lambda: world.set_drained(n(), rng.random() < 0.2)),
         (3, lambda: world.overlay(n(), rng.random() < 0.15)),
         (2, lambda: world.run_directly(n())),
         (1, lambda: world.change_config(rng.randrange(16), rng.choice([0, 0, 0, 1, 2, 4, 8]), rng.randrange(24))),

@@ -1,36 +1,69 @@
-"""Asking a running edge's admin listener, and what to say when it does not answer."""
+"""Asking a running edge's admin listener: which one, and what to say when it does not answer."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from iop.cli.program import Usage
 from iop.config.fields import HostPort
 
-__all__ = ["ask", "printable"]
+__all__ = ["admin_of", "ask", "of_running_edge", "printable"]
 
+DEFAULT_ADMIN = "127.0.0.1:9090"
 ANSWER_BYTES = 64 << 20
+TIMEOUT_S = 10.0
 
 
-def ask(admin: HostPort, method: str, path: str, *, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Status and JSON object of an answer; of those that are no success only an error object's.
+def of_running_edge(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--admin`` and ``-c``; the command calls :func:`admin_of`."""
+    parser.add_argument(
+        "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {DEFAULT_ADMIN})"
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
+
+
+def admin_of(arguments: argparse.Namespace) -> HostPort:
+    """Where the running edge has its admin listener. Raises :class:`Usage` or ConfigError."""
+    if arguments.admin is not None:
+        try:
+            return HostPort.parse(arguments.admin)
+        except ValueError as error:
+            raise Usage(f"--admin: {error}") from None
+    if arguments.config is None:
+        return HostPort.parse(DEFAULT_ADMIN)
+    from iop.config.load import admin_address
+
+    listen = admin_address(arguments.config)
+    if listen is None:
+        raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
+    return listen
+
+
+def ask(
+    admin: HostPort, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
+) -> tuple[int, dict[str, Any]]:
+    """Status and JSON object of an answer to a request with this JSON ``body``; of those that are no success only an
+    error object's.
 
     Raises ConnectionError if nobody answers and :class:`Usage` if whoever does is no edge.
     """
     # Without the handlers of the environment: a proxy has no business with this address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(f"http://{admin}{path}", method=method)
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{admin}{path}", data, {"content-type": "application/json"}, method=method)
     try:
         try:
             with opener.open(request, timeout=timeout_s) as response:
-                status, body = response.status, response.read(ANSWER_BYTES)
+                status, answered = response.status, response.read(ANSWER_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                status, body = error.code, error.read(ANSWER_BYTES)
+                status, answered = error.code, error.read(ANSWER_BYTES)
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
@@ -38,7 +71,7 @@ def ask(admin: HostPort, method: str, path: str, *, timeout_s: float) -> tuple[i
             0, f"no edge answers on {admin}: {text}; is it running, with this admin.listen?"
         ) from None
     try:
-        answer = json.loads(body)
+        answer = json.loads(answered)
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or (status >= 300 and not isinstance(answer.get("error"), dict)):

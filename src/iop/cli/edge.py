@@ -1,4 +1,4 @@
-"""``iop-edge``: serve, check, init, demo, status, reload, run."""
+"""``iop-edge``: serve, check, init, demo, status, reload, run, and the commands of :mod:`iop.cli.control`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from iop.cli import control
+from iop.cli.admin import admin_of, of_running_edge
 from iop.cli.program import (
     Exit,
     Parser,
@@ -20,9 +22,6 @@ from iop.cli.program import (
     version,
     watch_input,
 )
-from iop.config.fields import HostPort
-
-DEFAULT_ADMIN = "127.0.0.1:9090"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.set_defaults(run=_demo)
 
     status = commands.add_parser("status", help="show a running edge", description="Shows what a running edge does.")
-    _of_running_edge(status)
+    of_running_edge(status)
     status.add_argument("--json", action="store_true", help="print /admin/status as it is")
     status.add_argument("--watch", action="store_true", help="show it again and again, until interrupted")
     status.add_argument(
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Lets a running edge read its file again and says what changed. With a fault in the file the edge "
         "goes on as it is, every fault is printed, and the exit code is 2.",
     )
-    _of_running_edge(reload)
+    of_running_edge(reload)
     reload.set_defaults(run=_reload)
 
     run = commands.add_parser(
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Runs a prompt and prints the answer as it comes. With --model it waits for a free slot like any "
         "request; with --adapter and --target it goes straight to a node, past the queue. Ctrl-C cancels it.",
     )
-    _of_running_edge(run)
+    of_running_edge(run)
     run.add_argument("prompt", metavar="PROMPT", nargs="+", help="what to ask; - reads it from standard input")
     run.add_argument("--model", default="", help="a model of the edge, or one of its aliases")
     run.add_argument("--node", default="", help="the node to run at; not needed while only one is connected")
@@ -97,14 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=600.0, help="for all of it (default: 600)")
     run.add_argument("--json", action="store_true", help="print the run's events, one JSON object a line")
     run.set_defaults(run=_run)
+
+    control.add(commands)
     return main_of(parser, argv)
-
-
-def _of_running_edge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {DEFAULT_ADMIN})"
-    )
-    parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
 
 
 def _seconds(text: str) -> float:
@@ -159,13 +153,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     from iop.cli.status import show
 
-    return show(_admin(arguments), as_json=arguments.json, every_s=arguments.interval if arguments.watch else None)
+    return show(admin_of(arguments), as_json=arguments.json, every_s=arguments.interval if arguments.watch else None)
 
 
 def _reload(arguments: argparse.Namespace) -> int:
     from iop.cli.reload import reload
 
-    return reload(_admin(arguments))
+    return reload(admin_of(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -194,24 +188,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "session_id": arguments.session,
         "background": arguments.background,
     }
-    return run(_admin(arguments), asked, timeout_s=arguments.timeout, as_json=arguments.json)
-
-
-def _admin(arguments: argparse.Namespace) -> HostPort:
-    """Where the running edge has its admin listener."""
-    if arguments.admin is not None:
-        try:
-            return HostPort.parse(arguments.admin)
-        except ValueError as error:
-            raise Usage(f"--admin: {error}") from None
-    if arguments.config is None:
-        return HostPort.parse(DEFAULT_ADMIN)
-    from iop.config.load import admin_address
-
-    listen = admin_address(arguments.config)
-    if listen is None:
-        raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
-    return listen
+    return run(admin_of(arguments), asked, timeout_s=arguments.timeout, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from iop.cli.admin import ask, printable
 from iop.cli.program import Exit, Usage
+from iop.cli.table import aligned
 from iop.config.fields import HostPort
 
 __all__ = ["show", "table"]
@@ -84,7 +85,7 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         for provider in node.get("providers", []) or [{}]
     ]
     head = ("NODE", "UP", "PROVIDER", "KIND", "STATUS", "HEALTH", "IN USE", "LINGERING", "ENGINE", "CONFIG")
-    yield from _aligned(head, providers)
+    yield from aligned(head, providers)
     yield ""
     models = [
         (
@@ -95,7 +96,7 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         )
         for model in status.get("models", [])
     ]
-    yield from _aligned(("MODEL", "WAITING", "OLDEST MS", "CANDIDATES"), models)
+    yield from aligned(("MODEL", "WAITING", "OLDEST MS", "CANDIDATES"), models)
     config = edge.get("config")
     notes = [
         *(f"needs a restart: {name}" for name in _list(config, "needs_restart")),
@@ -135,10 +136,3 @@ def _duration(seconds: object) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
-
-
-def _aligned(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    grid = [head, *rows]
-    widths = [max(len(row[column]) for row in grid) for column in range(len(head))]
-    for row in grid:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

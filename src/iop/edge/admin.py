@@ -1,5 +1,5 @@
-"""The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``reload`` and ``runs`` (OBS-4).
-Loopback by default; it answers nothing else.
+"""The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``requests``, ``reload``, ``runs``,
+``drain``, ``undrain`` and ``cancel`` (OBS-4). Loopback by default; it answers nothing else.
 
 A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
 addresses are served when it listens there.
@@ -17,6 +17,7 @@ from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
 from iop.edge.front import require_local
+from iop.edge.operator import Operator
 from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
 from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
@@ -29,7 +30,9 @@ __all__ = ["Admin"]
 
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 RUNS = b"/admin/runs"
-_PATHS = frozenset({b"/metrics", b"/admin/status", b"/admin/events"})
+_ACTIONS = {b"/admin/drain": "drain", b"/admin/undrain": "undrain", b"/admin/cancel": "cancel"}
+_WITH_BODY = frozenset({RUNS, *_ACTIONS})
+_PATHS = frozenset({b"/metrics", b"/admin/status", b"/admin/events", b"/admin/requests"})
 
 
 class Admin:
@@ -44,6 +47,7 @@ class Admin:
         *,
         reload: Callable[[Callable[[Reloaded | IopError], None]], None],
         runs: Callable[[Exchange, bytes], RunFeed],
+        operator: Operator,
         local_only: bool,
     ) -> None:
         self._runtime = runtime
@@ -52,14 +56,14 @@ class Admin:
         self._status = status
         self._reload = reload
         self._runs = runs
+        self._operator = operator
         self._local_only = local_only
 
     def head_received(self, ex: Exchange) -> None:
         """Everything waits for the whole request."""
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
-        """Only a run has a body that is of interest."""
-        if ex.head.path != RUNS:
+        if ex.head.path not in _WITH_BODY:
             ex.release_body()
         elif ex.context is None:
             ex.context = [piece]
@@ -74,8 +78,10 @@ class Admin:
                 return self._reload_asked(ex)
             if ex.head.path == RUNS:
                 return self._run_asked(ex)
+            if ex.head.path in _ACTIONS:
+                return self._action_asked(ex, _ACTIONS[ex.head.path])
             if ex.head.path not in _PATHS:
-                raise RouteNotFound("the admin listener has /metrics and /admin/: status, events, reload, runs")
+                raise RouteNotFound("the admin listener has /metrics and what `iop-edge --help` lists, under /admin/")
             if ex.head.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed("GET, HEAD")
             if ex.head.path == b"/admin/events":
@@ -108,10 +114,19 @@ class Admin:
         if origin is not None and origin.partition(b"://")[2] != ex.head.host:
             raise Forbidden("a page of another origin may not change anything here")
 
-    def _run_asked(self, ex: Exchange) -> None:
+    def _action_asked(self, ex: Exchange, action: str) -> None:
+        self._may_act(ex)
+        body, ex.context = b"".join(ex.context or ()), None
+        ex.respond(200, _JSON, msgspec.json.encode(self._operator.act(action, body)))
+
+    def _may_act(self, ex: Exchange) -> None:
+        """Raises what refuses more than a look, or a reload, which does what the file says and no more."""
         self._may_change(ex)
         if not self._local_only:
-            raise Forbidden("only an admin listener on loopback takes runs, since it asks for no key")
+            raise Forbidden("only an admin listener on loopback takes this, since it asks for no key")
+
+    def _run_asked(self, ex: Exchange) -> None:
+        self._may_act(ex)
         body, ex.context = b"".join(ex.context or ()), None  # in memory, and counted, until the run is over
         feed = self._runs(ex, body)
         if not ex.done:
@@ -146,7 +161,8 @@ class Admin:
         if path == b"/metrics":
             body, kind = self._metrics.render()
             return kind.encode("ascii"), body
-        return b"application/json", msgspec.json.encode(self._status())  # thousands of providers are a megabyte
+        page = self._operator.requests() if path == b"/admin/requests" else self._status()
+        return b"application/json", msgspec.json.encode(page)  # thousands of providers are a megabyte
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """A feed ends, a run is cancelled; other answers are written at once."""

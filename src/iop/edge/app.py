@@ -19,6 +19,7 @@ from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
 from iop.edge.nodes import NodeServer
+from iop.edge.operator import Operator
 from iop.edge.reload import Load, Prepared, Reloaded, Reloader
 from iop.edge.rundesk import RunFeed, open_run
 from iop.errors import ShuttingDown
@@ -154,6 +155,7 @@ class Edge:
                 self.events,
                 reload=self.reloader.ask,
                 runs=self._open_run,
+                operator=Operator(self.dispatcher),
                 local_only=config.admin.listen.is_loopback,
             )
             self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=ADMIN_BODY_BYTES))

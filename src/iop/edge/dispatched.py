@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iop.errors import DeadlineExceeded, InvalidTransition, IopError
 from iop.ids import new_request_id
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iop._fast.runs import RunSink
     from iop.edge.dispatch import Dispatcher
 
-__all__ = ["Dispatched", "State"]
+__all__ = ["Dispatched", "Outline", "State"]
 
 # Refusals of one request by nodes; an honest node's slots are held by somebody and waited for.
 MAX_REFUSALS = 100
@@ -58,6 +58,20 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 # Refusals at the node's door: nothing was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
+
+
+class Outline(NamedTuple):
+    """What an operator sees of a request that is going on; ``accepted_at`` is in the loop's time."""
+
+    id: str
+    api: str
+    state: str
+    principal: str
+    model: str
+    node: str
+    provider: str
+    attempts: int
+    accepted_at: float
 
 
 class Dispatched(ABC):
@@ -105,6 +119,10 @@ class Dispatched(ABC):
     @abstractmethod
     def _over(self) -> None:
         """DONE: what is left to be written down and let go of."""
+
+    @abstractmethod
+    def outline(self) -> Outline:
+        """Who asks for what, and where it stands."""
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
@@ -182,12 +200,12 @@ class Dispatched(ABC):
 
     # ---- endings -----------------------------------------------------------------------------------------------------
 
-    def stop(self, error: IopError) -> None:
+    def stop(self, error: IopError, reason: m.CancelReason = m.CancelReason.SHUTDOWN) -> None:
         """The edge gives the request up: shutdown, or an operator's word."""
         if self.state in (DONE, CANCELLING):
             return
         self._fail(error)
-        self._abandon(m.CancelReason.SHUTDOWN)
+        self._abandon(reason)
 
     def _deadline(self) -> None:
         """The request's whole time is up (API-10)."""

@@ -15,7 +15,7 @@ from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, error_of
 from iop.edge.api.routes import Endpoint
-from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Dispatched, State
+from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Dispatched, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import (
     ClientGone,
@@ -292,6 +292,14 @@ class ClientRequest(Dispatched):
         if lease is not None:
             text += f"x-iop-provider: {lease.provider_id}\r\n"
         return text.encode()
+
+    def outline(self) -> Outline:
+        lease = self.lease
+        node_id, provider_id = (lease.node_id, lease.provider_id) if lease is not None else ("", "")
+        return Outline(
+            self.request_id, self.endpoint.name, self.state.value, self.principal, self.group_id, node_id, provider_id,
+            self.attempts, self._ex.accepted_at,
+        )  # fmt: skip
 
     def _over(self) -> None:
         self.intake.release()

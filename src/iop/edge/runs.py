@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched
+from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched, Outline
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -311,6 +311,12 @@ class EdgeRun(Dispatched):
         self._ended = True
         self._error = error
         self._listener.run_ended(RunResult(error, finish_reason, self._usage))
+
+    def outline(self) -> Outline:
+        return Outline(
+            self.request_id, API, self.state.value, self.principal, self.spec.model or self.spec.target, self._node_id,
+            self._provider_id, self.attempts, self.accepted_at,
+        )  # fmt: skip
 
     def _over(self) -> None:
         self._dispatcher.direct_runs -= self.ticket is None

@@ -69,6 +69,7 @@ class Pool:
         self._nodes: dict[str, dict[str, Resource]] = {}
         self._groups: dict[str, Group] = {}
         self._routes: dict[str, Group] = {}  # by group id and by alias
+        self._drained: set[tuple[str, str | None]] = set()  # providers, or with None whole nodes, by an operator
         self._places = 0
         self._lease_ids = 0
         self._shut = False
@@ -108,9 +109,11 @@ class Pool:
                 resource.adopt(spec)
             else:
                 resource.propose(spec)
+        self._drained = {at for at in self._drained if at in wanted or (at[1] is None and at[0] in self._configured)}
         for node_id, resources in list(self._nodes.items()):
             for provider_id, resource in resources.items():
                 resource.removed = (node_id, provider_id) not in wanted
+                resource.drained = self._is_drained(resource)
             self._forget(node_id)
         return self._rebuild(list(groups), now)
 
@@ -224,6 +227,23 @@ class Pool:
             resource.draining = True
             self._reopen(resource, now, actions)
         return actions
+
+    def set_drained(self, node_id: str, provider_id: str | None, drained: bool, now: float) -> Actions:
+        """An operator's word: one provider of a node, or with None all of them, take no new lease until the word is
+        taken back, over reconnects and refreshes; what they have goes on. KeyError for what is not configured."""
+        resources = self._nodes[node_id] if provider_id is None else {provider_id: self._nodes[node_id][provider_id]}
+        (self._drained.add if drained else self._drained.discard)((node_id, provider_id))
+        actions: list[Action] = []
+        lanes: dict[Lane, None] = {}
+        for resource in resources.values():
+            resource.drained = self._is_drained(resource)
+            self._reopen(resource, now, actions)
+            lanes.update((seat.lane, None) for seat in resource.seats)
+        self._pump(lanes, now, actions)
+        return actions
+
+    def _is_drained(self, resource: Resource) -> bool:
+        return (resource.node_id, None) in self._drained or (resource.node_id, resource.provider_id) in self._drained
 
     def is_current(self, node_id: str, generation: int) -> bool:
         """Whether ``generation`` owns the node, pending or ready."""

@@ -44,6 +44,7 @@ class Resource:
         "backend",
         "busy",
         "capacity",
+        "drained",
         "draining",
         "enabled",
         "generation",
@@ -72,6 +73,7 @@ class Resource:
         self.generation = 0
         self.open = False  # is a candidate for normal requests (POOL-3)
         self.draining = False  # its node takes no more work (SUP-5)
+        self.drained = False  # an operator wants it to take no more, over reconnects and refreshes
         self.lowered = False  # the overlay says unavailable (HEALTH-3)
         self.removed = False  # no longer configured; lives on until its last lease returned
         self.awaited = False  # the node has yet to acknowledge what brings or changes this one
@@ -130,7 +132,7 @@ class Resource:
 
     def should_open(self) -> bool:
         """Whether this provider is a candidate (POOL-3)."""
-        if self.generation == 0 or self.draining or self.lowered or self.removed:
+        if self.generation == 0 or self.draining or self.drained or self.lowered or self.removed:
             return False
         return self.enabled and self.limit > 0 and (self.awaited or not self.missing)
 

@@ -17,7 +17,8 @@ __all__ = ["CandidateStatus", "ModelStatus", "NodeStatus", "PoolSnapshot", "Prov
 
 
 class ProviderStatus(TypedDict):
-    """``status``: available | unavailable | disabled | draining | pending (the node has yet to acknowledge it).
+    """``status``: available | unavailable | disabled | draining | drained (by an operator, and nothing runs there any
+    more) | pending (the node has yet to acknowledge it).
     ``health``: available | unavailable | unknown | offline. ``capacity`` is the effective one: lingering units are
     already subtracted."""
 
@@ -106,6 +107,8 @@ def _status(resource: Resource) -> str:
         return "disabled"
     if resource.draining or (resource.removed and resource.generation):
         return "draining"
+    if resource.drained and resource.generation:
+        return "draining" if resource.busy else "drained"
     if resource.open and resource.awaited:
         return "pending"
     return "available" if resource.open else "unavailable"

@@ -1,0 +1,108 @@
+"""``iop-edge drain``, ``undrain``, ``requests`` and ``cancel``: what an operator does to a running edge."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from iop.cli.admin import admin_of, ask, of_running_edge, printable
+from iop.cli.program import Exit, Usage
+from iop.cli.table import aligned
+
+__all__ = ["add"]
+
+LOOK_S = 0.5
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the parsers."""
+    drain = commands.add_parser(
+        "drain",
+        help="let a node or a provider finish, and send it nothing new",
+        description="A drained node or provider gets no new request; what it has goes on. That outlives reconnects and "
+        "reloads, and ends with `iop-edge undrain` or a restart of the edge. Waiting requests go to other providers; "
+        "those that have none are refused.",
+    )
+    drain.add_argument("name", metavar="NODE|PROVIDER", help="its id; node:ID or provider:ID if both have that one")
+    drain.add_argument("--wait", action="store_true", help="return when nothing runs there any more")
+    of_running_edge(drain)
+    drain.set_defaults(run=_drain)
+
+    undrain = commands.add_parser(
+        "undrain",
+        help="send a drained node or provider work again",
+        description="Takes the word of `iop-edge drain` back.",
+    )
+    undrain.add_argument("name", metavar="NODE|PROVIDER", help="as it was drained")
+    of_running_edge(undrain)
+    undrain.set_defaults(run=_undrain)
+
+    requests = commands.add_parser(
+        "requests",
+        help="list the requests that are going on",
+        description="Lists the requests that wait or run, oldest first, without anything of what is asked or answered.",
+    )
+    requests.add_argument("--json", action="store_true", help="print /admin/requests as it is")
+    of_running_edge(requests)
+    requests.set_defaults(run=_requests)
+
+    cancel = commands.add_parser(
+        "cancel",
+        help="cancel one request",
+        description="Ends a request wherever it stands: its client gets an error, its provider's call is closed, and "
+        "its slot comes back when that is confirmed.",
+    )
+    cancel.add_argument("request", metavar="REQUEST", help="its id: x-request-id of the answer, or `iop-edge requests`")
+    of_running_edge(cancel)
+    cancel.set_defaults(run=_cancel)
+
+
+def _act(arguments: argparse.Namespace, action: str, name: str) -> dict[str, Any]:
+    status, answer = ask(admin_of(arguments), "POST", f"/admin/{action}", {"name": name})
+    if status >= 300:
+        raise Usage(printable(answer["error"].get("message", status)))
+    return answer
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    answer = _act(arguments, "drain", arguments.name)
+    while arguments.wait and answer["in_use"]:
+        time.sleep(LOOK_S)
+        answer = _act(arguments, "drain", arguments.name)  # it is drained already: this only looks
+    return _said(answer, "drained" if not answer["in_use"] else "draining")
+
+
+def _undrain(arguments: argparse.Namespace) -> int:
+    return _said(_act(arguments, "undrain", arguments.name), "undrained")
+
+
+def _said(answer: dict[str, Any], what: str) -> int:
+    print(f"{what} {printable(answer['kind'])} {printable(answer['name'])}: {answer['in_use']} in use")
+    for provider in answer["providers"]:
+        print(f"  {printable(provider['id'])}: {printable(provider['status'])}, {provider['in_use']} in use")
+    return Exit.OK
+
+
+def _requests(arguments: argparse.Namespace) -> int:
+    status, answer = ask(admin_of(arguments), "GET", "/admin/requests")
+    if status >= 300:
+        raise Usage(printable(answer["error"].get("message", status)))
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+        return Exit.OK
+    head = ("REQUEST", "API", "STATE", "AGE S", "PRINCIPAL", "MODEL", "NODE", "PROVIDER", "ATTEMPTS")
+    keys = ("id", "api", "state", "age_s", "principal", "model", "node", "provider", "attempts")
+    rows = [tuple(printable(row[key]) or "-" for key in keys) for row in answer["requests"]]
+    for line in aligned(head, rows):
+        print(line)
+    if answer["total"] > len(rows):
+        print(f"... and {answer['total'] - len(rows)} more")
+    return Exit.OK
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    answer = _act(arguments, "cancel", arguments.request)
+    print(f"cancelled {printable(answer['request_id'])}, which was {printable(answer['state'])}")
+    return Exit.OK

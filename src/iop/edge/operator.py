@@ -1,0 +1,90 @@
+"""What an operator may do to a running edge: drain and undrain a node or a provider, look at requests, cancel one
+(SUP-5, EXEC-7, OBS-4). ``iop-edge drain``, ``undrain``, ``requests`` and ``cancel`` ask for it at the admin listener.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from iop.edge.dispatched import Outline
+from iop.errors import InvalidRequest, NotThere, RequestCancelled
+from iop.wire.messages import CancelReason
+
+if TYPE_CHECKING:
+    from iop.edge.dispatch import Dispatcher
+
+__all__ = ["Operator"]
+
+LISTED = 1000  # requests in one answer, the oldest
+
+
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class Operator:
+    """``act`` does what was asked with a JSON body, ``requests`` lists what is going on. Every answer is plain data."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def act(self, action: str, body: bytes) -> dict[str, Any]:
+        """``drain``, ``undrain`` (the name of a node or provider) or ``cancel`` (a request's id). Raises InvalidRequest
+        or NotThere, and changes nothing then."""
+        try:
+            name = msgspec.json.decode(body, type=_Named).name
+        except msgspec.MsgspecError as exc:
+            raise InvalidRequest(f'send {{"name": "..."}}: {exc}') from None
+        return self._cancel(name) if action == "cancel" else self._set_drained(name, action == "drain")
+
+    def _set_drained(self, name: str, drained: bool) -> dict[str, Any]:
+        d = self._dispatcher
+        kind, node_id, provider_id = self._find(name)
+        d.perform(d.pool.set_drained(node_id, provider_id, drained, d.now))
+        rows = {row["id"]: row for node in d.pool.snapshot(d.now)["nodes"] if node["id"] == node_id
+                for row in node["providers"]}  # fmt: skip
+        chosen = list(rows) if provider_id is None else [provider_id]
+        return {
+            "kind": kind,
+            "name": name.removeprefix(f"{kind}:"),
+            "in_use": sum(rows[i]["in_use"] + rows[i]["lingering"] for i in chosen),
+            "providers": [{"id": i, "status": rows[i]["status"], "in_use": rows[i]["in_use"]} for i in chosen],
+        }
+
+    def _find(self, name: str) -> tuple[str, str, str | None]:
+        """Whose name this is. ``node:X`` and ``provider:X`` say which, where both are called X."""
+        kind, _, rest = name.partition(":")
+        asked, name = (kind, rest) if kind in ("node", "provider") and rest else ("", name)
+        nodes = self._dispatcher.pool.snapshot(self._dispatcher.now)["nodes"]
+        found: list[tuple[str, str, str | None]] = []
+        if asked != "provider":
+            found += [("node", node["id"], None) for node in nodes if node["id"] == name]
+        if asked != "node":
+            found += [("provider", n["id"], name) for n in nodes for p in n["providers"] if p["id"] == name]
+        if not found:
+            raise NotThere(f"there is no {asked or 'node or provider'} {name[:64]!r}; `iop-edge status` lists them")
+        if len(found) > 1:
+            raise InvalidRequest(f"{name!r} is a node and a provider: write node:{name} or provider:{name}")
+        return found[0]
+
+    def _cancel(self, request_id: str) -> dict[str, Any]:
+        for request in self._dispatcher.live:
+            if request.request_id == request_id:
+                state = request.state.value
+                request.stop(RequestCancelled("an operator cancelled this request"), CancelReason.OPERATOR)
+                return {"request_id": request_id, "state": state}
+        raise NotThere(f"no request {request_id[:64]!r} is going on; `iop-edge requests` lists those that are")
+
+    def requests(self) -> dict[str, Any]:
+        """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""
+        now = self._dispatcher.runtime.loop.time()
+        live = sorted((request.outline() for request in self._dispatcher.live), key=lambda outline: outline.accepted_at)
+        return {"total": len(live), "requests": [_row(outline, now) for outline in live[:LISTED]]}
+
+
+def _row(outline: Outline, now: float) -> dict[str, Any]:
+    row: dict[str, Any] = outline._asdict()
+    row["age_s"] = round(now - row.pop("accepted_at"), 1)
+    return row
