@@ -1,0 +1,45 @@
+"""multipart/form-data bodies scanned as they arrive, without joining them (API-8c). Pieces may be cut anywhere."""
+
+class FormScanner:
+    """Checks that a body is one form with exactly one `model`, and keeps what routing and recovery need.
+
+    ``boundary`` is that of the content-type, 1 to 70 bytes; what it may consist of is the caller's to check. The members
+    are those of `iop._fast.scan.RequestScanner`. Read are the parts ``model``, ``stream``, ``store``, ``background`` and
+    ``previous_response_id``: each at most once, as a plain field. At most 1024 parts, of whose headers each has at most
+    4 KiB and 16 lines. No preamble, epilogue, padding or bare line ends.
+    """
+
+    def __init__(self, boundary: bytes) -> None: ...
+    @property
+    def model(self) -> str | None:
+        """Not empty and at most 512 bytes; None until its part has ended."""
+    @property
+    def model_span(self) -> tuple[int, int] | None:
+        """Offsets in the whole body of the model's value, for `iop._fast.scan.splice_model`."""
+    @property
+    def stream(self) -> bool | None:
+        """None = absent. true, 1, on, yes; false, 0, off, no and nothing, in any case of letters."""
+    @property
+    def store(self) -> bool | None: ...
+    @property
+    def background(self) -> bool | None: ...
+    @property
+    def has_previous_response_id(self) -> bool:
+        """Present and not empty."""
+    @property
+    def tool_types(self) -> frozenset[str]:
+        """None: forms have no tools."""
+    @property
+    def estimated_tokens(self) -> int:
+        """Of all fields ASCII bytes / 3 + other bytes / 2, and 1500 for each file; final after `finish`."""
+    def feed(self, piece: bytes) -> None:
+        """Scans the next piece; keeps no reference to it.
+
+        Raises `ScanError` at the first byte that is at fault, and at every later call: ``syntax``, ``duplicate_key``,
+        ``missing_model`` (empty), ``model_not_string`` (a file, encoded, or no UTF-8), ``model_too_long``,
+        ``not_plain``, ``not_boolean``.
+        """
+    def finish(self) -> None:
+        """The body is complete. Raises `ScanError`: ``syntax`` if the form is not, ``missing_model``."""
+    def fits(self, value: bytes) -> bool:
+        """Whether ``value`` may stand in this body: the boundary is not in it."""
