@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from iop.errors import ProtocolError
 from iop.wire import limits
 from iop.wire import messages as m
+from iop.wire.checks import CHECKS, BadMessage, check_tunnel
 from iop.wire.pb import runtime_pb2 as pb
 
 __all__ = ["HotFrame", "decode", "encode", "run_event", "tunnel_error"]
@@ -273,15 +274,15 @@ def decode(data: bytes) -> m.Message | HotFrame:
     cls = _PAYLOADS.get(name)
     if cls is None:
         raise ProtocolError("unsupported_payload", name)
-    check = _CHECKS.get(name)
+    check = CHECKS.get(name)
     if check is not None:
         try:
             check(payload)
-        except _BadError as bad:
+        except BadMessage as bad:
             raise ProtocolError("bad_message", f"{name}.{bad.args[0]}") from None
     if cls is m.ProviderTunnelRequest:
         request = _tunnel_request(payload)
-        _check_tunnel(request)
+        check_tunnel(request)
         return request
     return cast("m.Message", _value(cls, payload))
 
@@ -377,114 +378,4 @@ _HOT: dict[str, Callable[[Any], HotFrame]] = {
     "stream_credit": lambda p: HotFrame(4, {"stream_id": p.stream_id, "number": p.bytes}),
     "heartbeat": lambda p: HotFrame(5, {"stream_id": 0, "number": p.seq}),
     "heartbeat_ack": lambda p: HotFrame(6, {"stream_id": 0, "number": p.seq}),
-}
-
-
-class _BadError(Exception):
-    pass
-
-
-def _need(ok: bool, what: str) -> None:
-    if not ok:
-        raise _BadError(what)
-
-
-def _name(value: str, what: str) -> None:
-    _need(0 < len(value) <= limits.MAX_NAME_CHARS, what)
-
-
-def _check_register(p: Any) -> None:
-    _need(0 < len(p.token) <= limits.MAX_TOKEN_CHARS, "token")
-    _need(len(p.node_version) <= limits.MAX_NAME_CHARS, "node_version")
-    _need(len(p.capabilities.adapters) <= limits.MAX_ADAPTERS, "capabilities")
-
-
-def _check_config(p: Any) -> None:
-    _name(p.node_id, "node_id")
-    _need(len(p.providers) <= limits.MAX_PROVIDERS, "providers")
-    for provider in p.providers:
-        _name(provider.id, "providers.id")
-        _name(provider.kind, "providers.kind")
-        _need(provider.max_concurrency > 0, "providers.max_concurrency")
-
-
-def _check_register_response(p: Any) -> None:
-    if p.accepted:
-        _need(p.HasField("config"), "config")
-        _check_config(p.config)
-
-
-def _check_ready(p: Any) -> None:
-    _name(p.node_id, "node_id")
-    _need(len(p.held) <= limits.MAX_PROVIDERS, "held")
-
-
-def _check_execution(p: Any) -> None:
-    _need(p.stream_id > 0, "stream_id")
-    _name(p.run_id, "run_id")
-    _name(p.adapter, "adapter")
-    _name(p.provider_id, "provider_id")
-    _name(p.target, "target")
-    _need(p.window_bytes > 0, "window_bytes")
-    _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
-
-
-def _check_tunnel(r: m.ProviderTunnelRequest) -> None:
-    """On the plain value, in one expression: it runs for every request, and what is wrong is told only when it is."""
-    name = limits.MAX_NAME_CHARS
-    if not (
-        r.stream_id
-        and 0 < len(r.run_id) <= name
-        and 0 < len(r.adapter) <= name
-        and 0 < len(r.provider_id) <= name
-        and 0 < len(r.target) <= name
-        and r.window_bytes
-        and 0 < len(r.method) <= 32
-        and 0 < len(r.path) <= limits.MAX_LINE_BYTES
-        and len(r.query) <= limits.MAX_LINE_BYTES
-        and len(r.header_block) <= limits.MAX_HEADER_BLOCK_BYTES
-        and not (r.body and r.body_follows)
-    ):
-        raise ProtocolError("bad_message", "provider_tunnel_request: a field is missing or beyond its bound")
-
-
-def _check_goodbye(p: Any) -> None:
-    _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
-
-
-def _check_command(p: Any) -> None:
-    _need(p.command_id > 0, "command_id")
-    for name in ("provider_id", "adapter", "target"):
-        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
-    _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
-    _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
-
-
-def _check_command_response(p: Any) -> None:
-    _need(p.command_id > 0, "command_id")
-    for name in ("provider_id", "adapter", "target"):
-        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
-    _need(len(p.message) <= limits.MAX_MESSAGE_BYTES, "message")
-    _need(len(p.result) <= limits.MAX_COMMAND_RESULT_BYTES, "result")
-    _need(len(p.transports) <= limits.MAX_PROVIDERS, "transports")
-    for transport in p.transports:
-        _name(transport.provider_id, "transports.provider_id")
-
-
-def _check_event(p: Any) -> None:
-    _need(p.WhichOneof("event") is not None, "event")
-
-
-_CHECKS: dict[str, Callable[[Any], None]] = {
-    "register_request": _check_register,
-    "register_response": _check_register_response,
-    "node_ready_request": _check_ready,
-    "config_refresh_request": lambda p: _check_config(p.config),
-    "run_request": _check_execution,
-    "goodbye": _check_goodbye,
-    "config_refresh_response": _check_goodbye,
-    "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
-    "edge_node_event": _check_event,
-    "node_command_request": _check_command,
-    "node_command_response": _check_command_response,
 }

@@ -18,6 +18,7 @@ __all__ = [
     "Capabilities",
     "ConfigRefreshRequest",
     "ConfigRefreshResponse",
+    "DetectedServer",
     "Draining",
     "EdgeNodeEvent",
     "ErrorCode",
@@ -27,6 +28,7 @@ __all__ = [
     "GoodbyeReason",
     "HealthObservation",
     "HeldSlots",
+    "Inventory",
     "LeaseBinding",
     "Lifecycle",
     "LivenessClassification",
@@ -39,6 +41,7 @@ __all__ = [
     "NodeReadyResponse",
     "ProviderConfig",
     "ProviderHealth",
+    "ProviderModels",
     "ProviderTransport",
     "ProviderTunnelRequest",
     "RegisterRequest",
@@ -222,6 +225,8 @@ class NodeConfigPayload:
     node_id: str
     revision: int
     providers: list[ProviderConfig] = field(default_factory=list)
+    detect_servers: bool = False
+    list_models: bool = False
 
 
 @dataclass(slots=True)
@@ -409,6 +414,29 @@ class Lifecycle:
 
 
 @dataclass(slots=True)
+class ProviderModels:
+    provider_id: str = ""
+    models: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DetectedServer:
+    name: str = ""
+    kind: str = ""
+    port: int = 0
+    capacity: int = 0
+    models: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Inventory:
+    """What there is beside a node, as far as its configuration asks for it; whole each time."""
+
+    providers: list[ProviderModels] = field(default_factory=list)
+    servers: list[DetectedServer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class EdgeNodeEvent:
     """Exactly one of the fields is set."""
 
@@ -416,6 +444,7 @@ class EdgeNodeEvent:
     call_closed: CallClosed | None = None
     health_observation: HealthObservation | None = None
     lifecycle: Lifecycle | None = None
+    inventory: Inventory | None = None
 
 
 Message = (

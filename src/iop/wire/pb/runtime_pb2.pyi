@@ -304,16 +304,20 @@ class RegisterResponse(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., message: _Optional[str] = ..., config: _Optional[_Union[NodeConfigPayload, _Mapping]] = ..., edge_version: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class NodeConfigPayload(_message.Message):
-    __slots__ = ("node_id", "revision", "providers", "workspaces")
+    __slots__ = ("node_id", "revision", "providers", "workspaces", "detect_servers", "list_models")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PROVIDERS_FIELD_NUMBER: _ClassVar[int]
     WORKSPACES_FIELD_NUMBER: _ClassVar[int]
+    DETECT_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    LIST_MODELS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     revision: int
     providers: _containers.RepeatedCompositeFieldContainer[ProviderConfig]
     workspaces: _containers.RepeatedCompositeFieldContainer[WorkspaceConfig]
-    def __init__(self, node_id: _Optional[str] = ..., revision: _Optional[int] = ..., providers: _Optional[_Iterable[_Union[ProviderConfig, _Mapping]]] = ..., workspaces: _Optional[_Iterable[_Union[WorkspaceConfig, _Mapping]]] = ...) -> None: ...
+    detect_servers: bool
+    list_models: bool
+    def __init__(self, node_id: _Optional[str] = ..., revision: _Optional[int] = ..., providers: _Optional[_Iterable[_Union[ProviderConfig, _Mapping]]] = ..., workspaces: _Optional[_Iterable[_Union[WorkspaceConfig, _Mapping]]] = ..., detect_servers: _Optional[bool] = ..., list_models: _Optional[bool] = ...) -> None: ...
 
 class ProviderConfig(_message.Message):
     __slots__ = ("id", "kind", "base_url", "max_concurrency", "connect_timeout_ms", "idle_ms", "reuse_delay_ms", "api_key_env", "health_path", "health_timeout_ms", "enabled")
@@ -668,16 +672,48 @@ class ProviderTransport(_message.Message):
     def __init__(self, provider_id: _Optional[str] = ..., slots_in_use: _Optional[int] = ..., slots: _Optional[int] = ..., connections: _Optional[int] = ..., engine_tells: _Optional[bool] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., engine_counts_requests: _Optional[bool] = ...) -> None: ...
 
 class EdgeNodeEvent(_message.Message):
-    __slots__ = ("draining", "call_closed", "health_observation", "lifecycle")
+    __slots__ = ("draining", "call_closed", "health_observation", "lifecycle", "inventory")
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     CALL_CLOSED_FIELD_NUMBER: _ClassVar[int]
     HEALTH_OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     draining: Draining
     call_closed: CallClosed
     health_observation: HealthObservation
     lifecycle: Lifecycle
-    def __init__(self, draining: _Optional[_Union[Draining, _Mapping]] = ..., call_closed: _Optional[_Union[CallClosed, _Mapping]] = ..., health_observation: _Optional[_Union[HealthObservation, _Mapping]] = ..., lifecycle: _Optional[_Union[Lifecycle, _Mapping]] = ...) -> None: ...
+    inventory: Inventory
+    def __init__(self, draining: _Optional[_Union[Draining, _Mapping]] = ..., call_closed: _Optional[_Union[CallClosed, _Mapping]] = ..., health_observation: _Optional[_Union[HealthObservation, _Mapping]] = ..., lifecycle: _Optional[_Union[Lifecycle, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("providers", "servers")
+    PROVIDERS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    providers: _containers.RepeatedCompositeFieldContainer[ProviderModels]
+    servers: _containers.RepeatedCompositeFieldContainer[DetectedServer]
+    def __init__(self, providers: _Optional[_Iterable[_Union[ProviderModels, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[DetectedServer, _Mapping]]] = ...) -> None: ...
+
+class ProviderModels(_message.Message):
+    __slots__ = ("provider_id", "models")
+    PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    provider_id: str
+    models: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, provider_id: _Optional[str] = ..., models: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DetectedServer(_message.Message):
+    __slots__ = ("name", "kind", "port", "capacity", "models")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    port: int
+    capacity: int
+    models: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., port: _Optional[int] = ..., capacity: _Optional[int] = ..., models: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("grace_ms",)

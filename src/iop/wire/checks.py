@@ -1,0 +1,142 @@
+"""What a message of the wire has to be beyond its protobuf shape: required fields, bounded counts and lengths (WIRE-9).
+
+Each check takes the parsed protobuf message; the one of a tunnel's request, which is made for every request, the plain
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from iop.errors import ProtocolError
+from iop.wire import limits
+from iop.wire import messages as m
+
+__all__ = ["CHECKS", "BadMessage", "check_tunnel"]
+
+
+class BadMessage(Exception):
+    """``args[0]`` names the field at fault."""
+
+
+def _need(ok: bool, what: str) -> None:
+    if not ok:
+        raise BadMessage(what)
+
+
+def _name(value: str, what: str) -> None:
+    _need(0 < len(value) <= limits.MAX_NAME_CHARS, what)
+
+
+def _check_register(p: Any) -> None:
+    _need(0 < len(p.token) <= limits.MAX_TOKEN_CHARS, "token")
+    _need(len(p.node_version) <= limits.MAX_NAME_CHARS, "node_version")
+    _need(len(p.capabilities.adapters) <= limits.MAX_ADAPTERS, "capabilities")
+
+
+def _check_config(p: Any) -> None:
+    _name(p.node_id, "node_id")
+    _need(len(p.providers) <= limits.MAX_PROVIDERS, "providers")
+    for provider in p.providers:
+        _name(provider.id, "providers.id")
+        _name(provider.kind, "providers.kind")
+        _need(provider.max_concurrency > 0, "providers.max_concurrency")
+
+
+def _check_register_response(p: Any) -> None:
+    if p.accepted:
+        _need(p.HasField("config"), "config")
+        _check_config(p.config)
+
+
+def _check_ready(p: Any) -> None:
+    _name(p.node_id, "node_id")
+    _need(len(p.held) <= limits.MAX_PROVIDERS, "held")
+
+
+def _check_execution(p: Any) -> None:
+    _need(p.stream_id > 0, "stream_id")
+    _name(p.run_id, "run_id")
+    _name(p.adapter, "adapter")
+    _name(p.provider_id, "provider_id")
+    _name(p.target, "target")
+    _need(p.window_bytes > 0, "window_bytes")
+    _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
+
+
+def check_tunnel(r: m.ProviderTunnelRequest) -> None:
+    """On the plain value, in one expression: it runs for every request, and what is wrong is told only when it is."""
+    name = limits.MAX_NAME_CHARS
+    if not (
+        r.stream_id
+        and 0 < len(r.run_id) <= name
+        and 0 < len(r.adapter) <= name
+        and 0 < len(r.provider_id) <= name
+        and 0 < len(r.target) <= name
+        and r.window_bytes
+        and 0 < len(r.method) <= 32
+        and 0 < len(r.path) <= limits.MAX_LINE_BYTES
+        and len(r.query) <= limits.MAX_LINE_BYTES
+        and len(r.header_block) <= limits.MAX_HEADER_BLOCK_BYTES
+        and not (r.body and r.body_follows)
+    ):
+        raise ProtocolError("bad_message", "provider_tunnel_request: a field is missing or beyond its bound")
+
+
+def _check_goodbye(p: Any) -> None:
+    _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
+
+
+def _check_command(p: Any) -> None:
+    _need(p.command_id > 0, "command_id")
+    for name in ("provider_id", "adapter", "target"):
+        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
+    _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
+
+
+def _check_command_response(p: Any) -> None:
+    _need(p.command_id > 0, "command_id")
+    for name in ("provider_id", "adapter", "target"):
+        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _need(len(p.message) <= limits.MAX_MESSAGE_BYTES, "message")
+    _need(len(p.result) <= limits.MAX_COMMAND_RESULT_BYTES, "result")
+    _need(len(p.transports) <= limits.MAX_PROVIDERS, "transports")
+    for transport in p.transports:
+        _name(transport.provider_id, "transports.provider_id")
+
+
+def _check_event(p: Any) -> None:
+    _need(p.WhichOneof("event") is not None, "event")
+    _check_inventory(p.inventory)
+
+
+def _check_inventory(p: Any) -> None:
+    _need(len(p.providers) <= limits.MAX_PROVIDERS, "inventory.providers")
+    _need(len(p.servers) <= limits.MAX_DETECTED_SERVERS, "inventory.servers")
+    for provider in p.providers:
+        _name(provider.provider_id, "inventory.providers.provider_id")
+    for server in p.servers:
+        _name(server.name, "inventory.servers.name")
+        _name(server.kind, "inventory.servers.kind")
+        _need(0 < server.port < 65536 and server.capacity > 0, "inventory.servers.port")
+    for lists in (p.providers, p.servers):
+        for entry in lists:
+            _need(len(entry.models) <= limits.MAX_LISTED_MODELS, "inventory.models")
+            _need(all(0 < len(name) <= limits.MAX_NAME_CHARS for name in entry.models), "inventory.models")
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "register_request": _check_register,
+    "register_response": _check_register_response,
+    "node_ready_request": _check_ready,
+    "config_refresh_request": lambda p: _check_config(p.config),
+    "run_request": _check_execution,
+    "goodbye": _check_goodbye,
+    "config_refresh_response": _check_goodbye,
+    "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
+    "edge_node_event": _check_event,
+    "node_command_request": _check_command,
+    "node_command_response": _check_command_response,
+}
