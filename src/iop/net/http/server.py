@@ -19,16 +19,18 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from enum import StrEnum
-from typing import Any, cast
+from typing import cast
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
-from iop.errors import HeadError, IopError, Overloaded, PayloadTooLarge
+from iop.credentials.contexts import Served
+from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge
 from iop.ids import new_request_id
 from iop.net import flow
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
 from iop.net.http.head import REASONS, RequestHead, parse_request
-from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.net.loop import Runtime
+from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.net.wheel import Timer
 
 __all__ = ["HttpConnection", "HttpServer"]
@@ -38,6 +40,7 @@ DISCARD_BYTES = 1 << 20  # of a body that nobody wants, read so that the answer 
 DISCARD_S = 5.0
 WRITE_HIGH_BYTES = 65536
 RDHUP_S = 0.25
+TOLD_ABOVE = 64
 
 
 class State(StrEnum):
@@ -301,15 +304,9 @@ class HttpConnection(asyncio.Protocol):
         self._plain(exc.status, exc.code, exc.message)
 
     def _plain(self, status: int, code: str, message: str, extra: bytes = b"") -> None:
-        """Answers what never became an exchange, and closes. The object has OpenAI's shape: no API was asked yet."""
+        """Answers what never became an exchange, and closes."""
         self.server.app.rejected(status)
-        kind = "invalid_request_error" if 400 <= status < 500 else code
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        body = json.dumps({"error": error}, separators=(",", ":")).encode()
-        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
-        fields = b"x-request-id: %b\r\ncontent-type: application/json\r\n" % new_request_id().encode()
-        end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.writer.write(b"".join((line, self.server.date_line(), fields, extra, end, body)))
+        self.writer.write(self.server.error_answer(status, code, message, extra))
         self.close(reset=False)
 
     def close(self, *, reset: bool, reason: str = "client_gone") -> None:
@@ -371,13 +368,14 @@ class HttpConnection(asyncio.Protocol):
             return
         self.server.stats.timeouts += 1
         if self.state in (HEAD, BODY):
-            exchange = self._exchange
+            exchange, more = self._exchange, b""
             if exchange is not None:
+                more = exchange.more_fields
                 exchange.done = True
                 exchange.release_body()
                 self._exchange = None
                 self.server.app.client_gone(exchange, "body_timeout")
-            self._plain(408, "timeout", "the request did not arrive in time")
+            self._plain(408, "timeout", "the request did not arrive in time", more)
         else:
             self.close(reset=False)
 
@@ -423,15 +421,42 @@ class HttpServer:
         self.stats = ServerStats()
         self.connections: set[HttpConnection] = set()
         self.closing = False
-        self._server: asyncio.Server | None = None
+        self.tls: Served | None = None  # what new connections are shown
+        self.handshakes = HandshakeFailures(runtime, "http")
+        self._server: asyncio.Server | TlsListener | None = None
         self._date = (0, b"")
 
-    async def start(self, host: str, port: int, ssl: Any = None) -> int:
-        """Binds and listens; returns the port. Raises OSError."""
-        self._server = await self.runtime.loop.create_server(
-            lambda: HttpConnection(self), host, port, backlog=LISTEN_BACKLOG, ssl=ssl
+    async def start(self, host: str, port: int) -> int:
+        """Binds and listens, with TLS if ``tls`` is set by now; returns the port. Raises OSError."""
+        self._server, port = await listen(
+            self.runtime,
+            lambda: HttpConnection(self),
+            host,
+            port,
+            served=lambda: self.tls,
+            # Some above the limit get in, to be told so.
+            room=lambda arriving: len(self.connections) + arriving < self.limits.max_connections + TOLD_ABOVE,
+            handshake_s=lambda: self.limits.header_timeout_s,
+            plain_answer=self._speaks_tls,
+            failures=self.handshakes,
         )
-        return int(self._server.sockets[0].getsockname()[1])
+        return port
+
+    def error_answer(self, status: int, code: str, message: str, extra: bytes = b"") -> bytes:
+        """A whole answer for what never became an exchange, and the last one of its connection. The object has OpenAI's
+        shape: no API was asked yet."""
+        kind = "invalid_request_error" if 400 <= status < 500 else code
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        body = json.dumps({"error": error}, separators=(",", ":")).encode()
+        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
+        fields = b"x-request-id: %b\r\ncontent-type: application/json\r\n" % new_request_id().encode()
+        end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        return b"".join((line, self.date_line(), fields, extra, end, body))
+
+    def _speaks_tls(self) -> bytes:
+        """For a client that does not."""
+        self.app.rejected(400)
+        return self.error_answer(400, InvalidRequest.code, "this port speaks TLS; use https://")
 
     def date_line(self) -> bytes:
         """RFC 9110 section 6.6.1, made once a second."""
