@@ -168,11 +168,11 @@ async def test_unknown_paths_and_methods_in_both_error_shapes() -> None:
         answer = await get(address, "/v1/none", "anthropic-version: 2023-06-01")
         assert (answer.status, answer.json["type"], answer.json["error"]["type"]) == (404, "error", "not_found_error")
         answer = await get(address, "/v1/messages")
-        assert (answer.status, answer.get("allow")) == (405, "POST")
+        assert (answer.status, answer.get("allow")) == (405, "POST, OPTIONS")
         assert (answer.json["type"], answer.json["error"]["type"]) == ("error", "invalid_request_error")
         for path in ("/v1/models", "/v1/models/small"):
             answer = await get(address, path, method="DELETE")
-            assert (answer.status, answer.get("allow")) == (405, "GET, HEAD")
+            assert (answer.status, answer.get("allow")) == (405, "GET, HEAD, OPTIONS")
             told = answer.json["error"]
             assert (told["code"], told["type"]) == ("method_not_allowed", "invalid_request_error")
         answer = await ask(address, path="/v1/messages")

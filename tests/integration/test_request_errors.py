@@ -94,7 +94,7 @@ async def test_an_unknown_model_is_a_404_in_both_shapes(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("POST /v1/no", (404, "not_found")),
+        ("GET /v1/no", (404, "not_found")),
         ("GET /admin/status", (404, "not_found")),
         ("GET /v1/chat/completions", (405, "method_not_allowed")),
         ("POST /v1/models", (405, "method_not_allowed")),

@@ -3,10 +3,10 @@
 class FormScanner:
     """Checks that a body is one form with exactly one `model`, and keeps what routing and recovery need.
 
-    ``boundary`` is that of the content-type, 1 to 70 bytes; what it may consist of is the caller's to check. The members
-    are those of `iop._fast.scan.RequestScanner`. Read are the parts ``model``, ``stream``, ``store``, ``background`` and
-    ``previous_response_id``: each at most once, as a plain field. At most 1024 parts, of whose headers each has at most
-    4 KiB and 16 lines. No preamble, epilogue, padding or bare line ends.
+    ``boundary`` is that of the content-type, 1 to 70 bytes; what it may consist of is the caller's to check. The
+    members are those of `iop._fast.scan.RequestScanner`. Read are the parts ``model``, ``stream``, ``store``,
+    ``background`` and ``previous_response_id``: each at most once, as a plain field. At most 1024 parts, whose headers
+    have at most 4 KiB and 16 lines each. No preamble, epilogue, padding or bare line ends.
     """
 
     def __init__(self, boundary: bytes) -> None: ...

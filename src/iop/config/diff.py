@@ -19,6 +19,7 @@ LIVE = frozenset(
         "edge.drain_timeout_sec",
         "http.allow_anonymous",
         "http.api_keys",
+        "http.cors_origins",
         "http.max_body_bytes",
         "http.max_buffered_body_bytes",
         "http.max_header_bytes",

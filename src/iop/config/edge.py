@@ -29,7 +29,7 @@ from iop.config.fields import (
     SecretFile,
     Section,
     Sha256,
-    Text,
+    WebOrigins,
     digest,
     secret_from,
 )
@@ -97,7 +97,7 @@ class HttpSection(Section):
     body_timeout_sec: Seconds = 60.0
     idle_timeout_sec: Seconds = 75.0
     max_connections: Annotated[Int, Field(ge=1, le=1_000_000)] = 20_000
-    cors_origins: tuple[Text, ...] = ()
+    cors_origins: WebOrigins = ()
 
 
 class TransportSection(Section):

@@ -25,7 +25,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     PlainValidator,
     SecretStr,
-    StringConstraints,
     ValidationInfo,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -51,7 +50,7 @@ __all__ = [
     "Section",
     "Sha256",
     "StoreUrl",
-    "Text",
+    "WebOrigins",
     "digest",
     "number",
     "parse_base_url",
@@ -138,13 +137,39 @@ Ident = Annotated[str, AfterValidator(_ident)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 def _config_path(value: Any, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise _fault("write the path of a file or folder")
     return Context.of(info).base / Path(value).expanduser()
+
+
+_DEFAULT_PORTS = (("http://", ":80"), ("https://", ":443"))
+
+
+def _web_origin(value: str) -> str:
+    if value == "*":
+        return value
+    value = value.lower()
+    host = r"(?:\[[0-9a-f:.]+\]|[a-z0-9._~-]+)"
+    if len(value) > 1024 or not re.fullmatch(rf"[a-z][a-z0-9+.-]*://{host}(?::[0-9]{{1,5}})?", value):
+        raise _fault("write an origin as browsers do, https://app.example.org or http://localhost:3000, without a path")
+    if any(value.startswith(scheme) and value.endswith(port) for scheme, port in _DEFAULT_PORTS):
+        raise _fault("leave the port out: browsers do not send the usual one")
+    return value
+
+
+def _web_origins(value: tuple[str, ...]) -> tuple[str, ...]:
+    if "*" in value and len(value) > 1:
+        raise _fault("'*' allows every origin: name no others beside it")
+    return value
+
+
+#: Origins of web pages (RFC 6454) in lower case, or ``*`` alone.
+WebOrigins = Annotated[
+    tuple[Annotated[str, AfterValidator(_web_origin)], ...], Field(max_length=1000), AfterValidator(_web_origins)
+]
 
 
 #: A file or folder; relative ones count from the folder of the configuration file.

@@ -61,8 +61,6 @@ def _later_edge(tree: Tree) -> Iterator[Fault]:
     """What the file format has and this version does not do."""
     if _section(tree, "http").get("tls"):
         yield Fault(("http", "tls"), "this version serves plain HTTP; put a TLS proxy in front of a loopback listener")
-    if _section(tree, "http").get("cors_origins"):
-        yield Fault(("http", "cors_origins"), "this version answers no CORS requests; leave the list empty")
     if _section(tree, "transport").get("tls"):
         yield Fault(("transport", "tls"), "this version has no TLS for nodes; let them come in through a tunnel")
     security = _section(tree, "security")

@@ -110,7 +110,8 @@ class Dispatched(ABC):
 
     @abstractmethod
     def _send(self, session: EdgeSession, lease: Lease) -> None:
-        """Opens a stream and sends the request on it. Raises ConnectionResetError or OverflowError."""
+        """Opens a stream and sends the request on it. Raises ConnectionResetError or OverflowError, or IopError before
+        there is a stream, for what cannot be put in a form for this provider."""
 
     @abstractmethod
     def _fail(self, error: IopError) -> None:
@@ -150,6 +151,10 @@ class Dispatched(ABC):
             # The link broke between the grant and here; its loss is about to be reported and fences the rest.
             self._drop_stream()
             self._readmit(ReleaseCause.SEND_FAILED)
+        except IopError as exc:
+            # It cannot be sent to this provider: nothing has left.
+            self._fail(exc)
+            self._end(ReleaseCause.SEND_FAILED)
 
     def refused(self, error: IopError) -> None:
         """The pool let us go: no candidate, or the queue's time is up."""

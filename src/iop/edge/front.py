@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from iop.edge.api.errors import error_body, error_headers
-from iop.edge.api.routes import MODELS_PREFIX, ROUTES, Endpoint, Shape
+from iop.edge.api.routes import MODELS, READ, ROUTES, WRITE, Endpoint, Page, Shape, page_of, raw
+from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
-from iop.edge.intake import Intake
+from iop.edge.intake import Intake, form_of
 from iop.edge.request import ClientRequest
 from iop.errors import Forbidden, IopError, MethodNotAllowed, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
 
-__all__ = ["Access", "Front", "ModelInfo", "require_local"]
+__all__ = ["Access", "Front", "ModelInfo", "answer_health", "require_local"]
 
 ANONYMOUS = "anonymous"
 _JSON = b"content-type: application/json\r\n"
-_HEALTH_PATHS = frozenset({b"/healthz", b"/health", b"/readyz"})
+_READING = (b"GET", b"HEAD")
 _LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
 
 
@@ -34,11 +34,12 @@ class Access:
     """Who may ask (API-4). ``keys`` maps the SHA-256 of a key to its principal; empty means that no key is asked for.
 
     ``local_only``: without keys the edge serves loopback, and then a browser page of another origin must not reach it
-    through a name that resolves there (DNS rebinding).
+    through a name that resolves there (DNS rebinding). ``cors``: the origins whose pages may read answers, if any.
     """
 
     keys: Mapping[bytes, str] = field(default_factory=dict)
     local_only: bool = True
+    cors: Cors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +80,20 @@ class Front:
 
     def head_received(self, ex: Exchange) -> None:
         head = ex.head
-        path = head.path
-        if path in _HEALTH_PATHS:
-            return self._health(ex, path)
-        if path == b"/" and head.method in (b"HEAD", b"GET"):
-            return ex.respond(200, _JSON, b'{"service":"iop"}')
-        endpoint = ROUTES.get(path)
+        endpoint = ROUTES.get(head.path)
         try:
-            principal = self._principal(ex)
-            if endpoint is None:
-                return self._other(ex)
-            if head.method != b"POST":
-                raise MethodNotAllowed("POST")
-            ex.context = (endpoint, principal, Intake(head, self._max_body_bytes))
+            cors = self._access.cors
+            if cors is not None:
+                origin = head.fields.first.get(b"origin")
+                if origin is not None:
+                    ex.more_fields = cors.fields(origin)
+            if endpoint is None or head.method != b"POST":
+                self._aside(ex, endpoint)
+            else:
+                principal = self._principal(ex)
+                ex.context = (endpoint, principal, Intake(head, self._max_body_bytes))
         except IopError as exc:
             self.fail(ex, exc)
-        return None
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
         if ex.context is None:
@@ -145,40 +144,60 @@ class Front:
             return endpoint.shape
         return Shape.ANTHROPIC if ex.head.get(b"anthropic-version") is not None else Shape.OPENAI
 
-    def _health(self, ex: Exchange, path: bytes) -> None:
-        if path == b"/readyz" and not self._ready():
-            return ex.respond(503, _JSON + b"retry-after: 5\r\n", b'{"status":"draining"}')
-        return ex.respond(200, _JSON, b'{"status":"ok"}')
-
-    def _other(self, ex: Exchange) -> None:
+    def _aside(self, ex: Exchange, endpoint: Endpoint | None) -> None:
+        """Whatever is not a POST of a known endpoint. Raises what refuses it."""
         head = ex.head
-        path = head.path
-        if path != MODELS_PREFIX and not path.startswith(MODELS_PREFIX + b"/"):
+        if head.method == b"OPTIONS":
+            return self._options(ex, endpoint)
+        page = page_of(head.path) if endpoint is None else None
+        if page is not None and page.keyless:
+            _require_reading(ex)
+            return answer_health(ex, self._ready())
+        principal = self._principal(ex)
+        if endpoint is not None:
+            raise MethodNotAllowed(WRITE)
+        if page is not None:
+            _require_reading(ex)
+            return ex.respond(200, _JSON, self._page(ex, page))
+        endpoint = raw(head.path, self._shape(ex, None)) if head.method == b"POST" else None
+        if endpoint is None:
             raise RouteNotFound
-        if head.method not in (b"GET", b"HEAD"):
-            raise MethodNotAllowed("GET, HEAD")
-        shape = self._shape(ex, None)
-        if path == MODELS_PREFIX:
-            rows = [self._model(name, shape) for name in self._models]
-            body: dict[str, object] = {"object": "list", "data": rows}
-            if shape is Shape.ANTHROPIC:
-                body = {
-                    "data": rows,
-                    "has_more": False,
-                    "first_id": rows[0]["id"] if rows else None,
-                    "last_id": rows[-1]["id"] if rows else None,
-                }
-        else:
-            name = _unquote(path[len(MODELS_PREFIX) + 1 :])
-            if name not in self._models:
-                raise ModelNotFound(f"model {name[:100]!r} does not exist")
-            body = self._model(name, shape)
-        ex.respond(200, _JSON, json.dumps(body).encode())
+        ex.context = (endpoint, principal, Intake(head, self._max_body_bytes, form_of(head)))
+        return None
 
-    def _model(self, name: str, shape: Shape) -> dict[str, object]:
-        if shape is Shape.ANTHROPIC:
-            return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-        return {"id": name, "object": "model", "created": self._started_at, "owned_by": "iop"}
+    def _page(self, ex: Exchange, page: Page) -> bytes:
+        """Raises ModelNotFound or InvalidRequest."""
+        if page.path == b"/openapi.json":
+            from iop.edge.api.openapi import openapi
+
+            return openapi()
+        from iop.edge.api.models import model_id, one_model, some_models
+
+        shape = self._shape(ex, None)
+        if page is MODELS:
+            return some_models([*self._models], shape, ex.head.query, self._started_at)
+        name = model_id(ex.head.path)
+        if name not in self._models:
+            raise ModelNotFound(f"model {name[:100]!r} does not exist")
+        return one_model(name, shape, self._started_at)
+
+    def _options(self, ex: Exchange, endpoint: Endpoint | None) -> None:
+        """What a path takes, and what a browser asks before a page's request. Raises RouteNotFound or Forbidden."""
+        path, first = ex.head.path, ex.head.fields.first
+        if path == b"*":
+            allow = "GET, HEAD, POST, OPTIONS"
+        elif page_of(path) is not None:
+            allow = READ
+        elif endpoint is not None or raw(path, Shape.OPENAI) is not None:
+            allow = WRITE
+        else:
+            raise RouteNotFound
+        if not self._access.keys and self._access.local_only:
+            self._require_local(ex)
+        block = b"allow: %b\r\n" % allow.encode("ascii")
+        if ex.more_fields and b"access-control-request-method" in first:
+            block += Cors.preflight(allow, first.get(b"access-control-request-headers"))
+        ex.respond(204, block, b"")
 
     # ---- access ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +209,7 @@ class Front:
         head = ex.head
         if not access.keys:
             if access.local_only:
-                require_local(head.host, head.fields.first.get(b"origin"))
+                self._require_local(ex)
             return ANONYMOUS
         # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
         repeated, first = head.fields.repeated, head.fields.first
@@ -204,6 +223,27 @@ class Front:
             if principal is not None:
                 return principal
         raise Unauthorized
+
+    def _require_local(self, ex: Exchange) -> None:
+        """Raises Forbidden, see :func:`require_local`. An origin that the configuration names is not a foreign one."""
+        head, cors = ex.head, self._access.cors
+        origin = head.fields.first.get(b"origin")
+        require_local(head.host, None if cors is not None and cors.names(origin) else origin)
+
+
+def answer_health(ex: Exchange, ready: bool) -> None:
+    """``/readyz`` tells whether the edge takes requests, any other path that it is there."""
+    if ex.head.path == b"/":
+        ex.respond(200, _JSON, b'{"service":"iop"}')
+    elif ready or ex.head.path != b"/readyz":
+        ex.respond(200, _JSON, b'{"status":"ok"}')
+    else:
+        ex.respond(503, _JSON + b"retry-after: 5\r\n", b'{"status":"draining"}')
+
+
+def _require_reading(ex: Exchange) -> None:
+    if ex.head.method not in _READING:
+        raise MethodNotAllowed(READ)
 
 
 @functools.lru_cache(maxsize=64)  # an edge is known by few names, and hears one with every request
@@ -219,9 +259,3 @@ def _hostname(authority: bytes) -> bytes:
     if authority.startswith(b"["):
         return authority.partition(b"]")[0].lower() + b"]"
     return authority.partition(b":")[0].lower()
-
-
-def _unquote(path: bytes) -> str:
-    from urllib.parse import unquote_to_bytes
-
-    return unquote_to_bytes(path).decode("utf-8", "replace")

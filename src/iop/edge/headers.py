@@ -26,6 +26,8 @@ _TO_PROVIDER = HOP_BY_HOP | {
     b"forwarded",
     b"content-length",
     b"accept-encoding",
+    b"content_length",  # for servers to which these are the same names
+    b"transfer_encoding",
 }
 _TO_PROVIDER_INFLATED = _TO_PROVIDER | {b"content-encoding"}
 _TO_PROVIDER_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-iop-")

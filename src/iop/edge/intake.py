@@ -1,19 +1,22 @@
 """What the edge learns from a request body while it comes in (API-8c, POOL-2, D17).
 
 The body is scanned piece by piece, never parsed and never joined; only the model's value is replaced when it is sent.
+It is JSON, or a multipart form where an endpoint takes one.
 A gzip or deflate body is inflated alongside, bounded, for the scan alone: if the model needs no replacing, the provider
 gets the client's bytes as they were, else the inflated ones without their content-encoding.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 
+from iop._fast.form import FormScanner
 from iop._fast.scan import RequestScanner, json_string, splice_model
 from iop.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from iop.net.http.head import RequestHead
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "form_of"]
 
 INFLATE_STEP_BYTES = 262144
 CLIENT_ID_CHARS = 128
@@ -25,10 +28,31 @@ _HOSTED_TOOLS = ("web_search", "file_search", "code_interpreter", "computer", "i
 _CODINGS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 
 
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# Boundaries come unquoted with characters that should be quoted; which ones there are is told by RFC 2046.
+_FORM = re.compile(rb"multipart/form-data((?:[ \t]*;[ \t]*" + _TOKEN + rb"=(?:\"[^\"\\]*\"|[^\s;\"]+))+)[ \t]*", re.I)
+_BOUNDARY = re.compile(rb";[ \t]*boundary=(?:\"([^\"]*)\"|([^\s;\"]+))", re.I)
+_BOUNDARY_TEXT = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
+
+
+def form_of(head: RequestHead) -> FormScanner | None:
+    """The scanner of the form that a body is said to be; None for any other body. Raises InvalidRequest for one whose
+    boundary nobody can be sure of."""
+    kind = head.fields.first.get(b"content-type", b"")
+    if kind[:19].lower() != b"multipart/form-data":
+        return None
+    form = _FORM.fullmatch(kind) if b"content-type" not in head.fields.repeated else None
+    found = _BOUNDARY.findall(form[1]) if form is not None else []
+    if len(found) != 1 or not _BOUNDARY_TEXT.fullmatch(boundary := found[0][0] or found[0][1]):
+        raise InvalidRequest("multipart/form-data needs one content-type with one boundary of 1 to 70 characters")
+    return FormScanner(boundary)
+
+
 class Intake:
-    """One request body. Feed it the pieces in order, then ``finish``; then ask."""
+    """One request body. Feed it the pieces in order, then ``finish``; then ask. ``form`` scans one that is not JSON."""
 
     __slots__ = (
+        "_form",
         "_inflater",
         "_limit_bytes",
         "_plain",
@@ -41,8 +65,9 @@ class Intake:
         "streaming",
     )
 
-    def __init__(self, head: RequestHead, max_body_bytes: int) -> None:
-        self._scanner = RequestScanner()
+    def __init__(self, head: RequestHead, max_body_bytes: int, form: FormScanner | None = None) -> None:
+        self._form = form
+        self._scanner: RequestScanner | FormScanner = RequestScanner() if form is None else form
         self._raw: list[bytes] = []
         self._plain = self._raw  # the same list unless the body is compressed
         self._inflater: zlib._Decompress | None = None
@@ -88,8 +113,8 @@ class Intake:
             piece = inflater.unconsumed_tail
 
     def finish(self) -> None:
-        """The body is complete. Raises ScanError when it is not one JSON object with a model, InvalidRequest when its
-        compression is cut short."""
+        """The body is complete. Raises ScanError when it is not one JSON object, or one form, with a model,
+        InvalidRequest when its compression is cut short."""
         if self._inflater is not None and not self._inflater.eof:
             raise InvalidRequest("the compressed body is cut short")
         scanner = self._scanner
@@ -107,12 +132,21 @@ class Intake:
 
     def body_for(self, target: str) -> tuple[list[bytes], int, bool]:
         """The body with the model replaced by ``target``: pieces, their total size, and whether they are still in the
-        client's content-encoding."""
+        client's content-encoding. Raises InvalidRequest if the target would end the part of the form that it is put in.
+        """
         if self._inflater is not None and self.model == target:
             return self._raw, self.received_bytes, True
         span = self._scanner.model_span
         assert span is not None, "body_for before finish"
-        pieces = splice_model(self._plain, span, json_string(target))
+        if self._form is None:
+            value = json_string(target)
+        else:
+            value = target.encode()
+            if not self._form.fits(value):
+                raise InvalidRequest(
+                    "the boundary occurs in the name that the provider has for this model; use another"
+                )
+        pieces = splice_model(self._plain, span, value)
         return pieces, sum(map(len, pieces)), False
 
     def release(self) -> None:

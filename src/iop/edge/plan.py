@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iop.config.edge import EdgeConfig, HttpSection, NodeEntry, ProviderEntry
+from iop.edge.cors import Cors
 from iop.edge.dispatch import ProviderSettings
 from iop.edge.front import Access, ModelInfo
 from iop.errors import ConfigError
@@ -103,7 +104,8 @@ def _provider_config(p: ProviderEntry) -> m.ProviderConfig:
 
 def access(http: HttpSection) -> Access:
     """Who may ask (API-4)."""
-    return Access({key.key_hash: key.principal for key in http.api_keys}, not http.allow_anonymous)
+    cors = Cors(http.cors_origins) if http.cors_origins else None
+    return Access({key.key_hash: key.principal for key in http.api_keys}, not http.allow_anonymous, cors)
 
 
 def models(config: EdgeConfig) -> dict[str, ModelInfo]:

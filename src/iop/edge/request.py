@@ -214,6 +214,7 @@ class ClientRequest(Dispatched):
                 and failure.connection_reused
                 and not failure.response_started
                 and not self._lost_once
+                and self.endpoint.computes
                 and self.intake.replayable(stores_by_default=self._stores_by_default())
             ):
                 # A kept connection that the provider had given up: nothing was answered, once more (TUN-5).

@@ -98,7 +98,8 @@ class Tunnel(ProviderCall):
         head, stream = self._head, self.stream
         assert head is not None
         self._let_go(sound=extra_bytes == 0 and self._unsent_bytes == 0, streamed=self._sse)
-        if self._sse and head.status == 200 and not stream.finished:
+        known = self._request.dialect is not m.EventDialect.UNSPECIFIED  # else no event is known to be the last one
+        if self._sse and head.status == 200 and known and not stream.finished:
             self._error = ProviderTruncated()
         self._report()
 

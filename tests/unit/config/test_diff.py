@@ -134,7 +134,6 @@ def test_every_setting_that_is_named_as_changeable_exists() -> None:
         "edge.state_dir",
         "http.listen",
         "http.tls",
-        "http.cors_origins",
         "transport.listen",
         "transport.tls",
         "transport.allow_plaintext",

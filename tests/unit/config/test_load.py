@@ -260,7 +260,6 @@ def test_base_urls(url: str, kept: str) -> None:
         ("security: {mode: managed}", "security.mode"),
         ("security: {ca: x}", "security"),
         ("presets: [{id: x}]", "presets"),
-        ("http: {cors_origins: ['https://example.org']}", "http.cors_origins"),
         (f"nodes: [{{id: n, token_sha256: '{HASH}', workspaces: [{{ref: app}}]}}]", "nodes[0].workspaces"),
     ],
 )

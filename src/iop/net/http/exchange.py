@@ -66,8 +66,8 @@ class Exchange:
     """One request and its response.
 
     Answer with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`.
-    ``context`` is the app's, ``buffered_bytes`` what it was handed of the body and holds. Exactly one of finish, cut
-    and client_gone ends an exchange.
+    ``context`` is the app's, ``more_fields`` the field lines that it wants on every answer, ``buffered_bytes`` what it
+    was handed of the body and holds. Exactly one of finish, cut and client_gone ends an exchange.
     """
 
     __slots__ = (
@@ -79,6 +79,7 @@ class Exchange:
         "done",
         "head",
         "keep_alive",
+        "more_fields",
         "writer",
     )
 
@@ -90,6 +91,7 @@ class Exchange:
         self.keep_alive = head.keep_alive
         self.writer: Writer = connection.writer
         self.context: Any = None
+        self.more_fields = b""
         self.answered = False
         self.done = False
 
@@ -108,7 +110,8 @@ class Exchange:
         else:
             connection = b"connection: close\r\n\r\n"
         line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
-        return b"".join((line, self._connection.server.date_line(), header_block, framing, connection))
+        date = self._connection.server.date_line()
+        return b"".join((line, date, self.more_fields, header_block, framing, connection))
 
     def respond(self, status: int, header_block: bytes, body: bytes) -> None:
         """The whole response at once. A HEAD request gets the head alone."""

@@ -175,7 +175,7 @@ def parse_request(head: bytes) -> RequestHead:
     request.http10 = http10 = version == b"HTTP/1.0"
     _frame_request(request, fields)
     request.host = _host(fields, http10)
-    request.path, _, request.query = _origin_form(target, request.host).partition(b"?")
+    request.path, _, request.query = _origin_form(target, request.host, method).partition(b"?")
     _end_of_hop(request, fields, http10)
     request.expect_continue = False
     expect = fields.first.get(b"expect")
@@ -225,9 +225,11 @@ def _is_host(host: bytes) -> bool:
         return False
 
 
-def _origin_form(target: bytes, host: bytes) -> bytes:
-    """The target as path and query: origin form, ``*``, or absolute form for this very host (D3)."""
-    if target[:1] == b"/" or target == b"*":
+def _origin_form(target: bytes, host: bytes, method: bytes) -> bytes:
+    """The target as path and query: origin form, ``*`` of OPTIONS, or absolute form for this very host (D3)."""
+    if b"#" in target:  # llhttp lets it pass
+        raise HeadError("the request target has a fragment")
+    if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
         return target
     scheme, separator, rest = target.partition(b"://")
     if separator and scheme.lower() in (b"http", b"https"):
