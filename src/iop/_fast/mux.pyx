@@ -337,6 +337,8 @@ cdef class Mux(Flushable):
         cdef const unsigned char* u = <const unsigned char*>p
         cdef Py_ssize_t n = (<Py_ssize_t>u[0] << 24) | (<Py_ssize_t>u[1] << 16) | (<Py_ssize_t>u[2] << 8) | u[3]
         if n == 0 or n > self.max_frame_bytes:
+            if u[1] == 3 and u[0] in (0x15, 0x16):  # a record of TLS: said by name, since two settings do not match
+                raise ProtocolError("frame_length", "the peer speaks TLS, and this end does not")
             raise ProtocolError("frame_length", f"{n} bytes; 1 to {self.max_frame_bytes} are allowed here")
         return n
 

@@ -28,10 +28,12 @@ LIVE = frozenset(
         "http.header_timeout_sec",
         "http.body_timeout_sec",
         "http.idle_timeout_sec",
+        "http.tls",
         "http.max_connections",
         "transport.max_frame_bytes",
         "transport.stream_window_bytes",
         "transport.max_buffered_bytes",
+        "transport.tls",
         "queue.timeout_ms",
         "queue.max_waiters",
         "queue.max_waiters_per_principal",
@@ -41,6 +43,9 @@ LIVE = frozenset(
         "models",
     }
 )
+
+#: Of these only what is behind them: a listener that has TLS goes on with other files, and one without gets none.
+SWITCHES = frozenset({"http.tls", "transport.tls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,14 @@ def compare(running: EdgeConfig, wanted: EdgeConfig) -> Change:
             continue
         kept: dict[str, Any] = {}
         for key in type(before).model_fields:
-            if getattr(before, key) != getattr(after, key):
+            old, new = getattr(before, key), getattr(after, key)
+            if old != new:
                 path = f"{name}.{key}"
-                if path in LIVE:
+                if path in LIVE and not (path in SWITCHES and None in (old, new)):
                     changed.append(path)
                 else:
                     needs_restart.append(path)
-                    kept[key] = getattr(before, key)
+                    kept[key] = old
         if kept:
             update[name] = after.model_copy(update=kept)
     config = wanted.model_copy(update=update) if update else wanted

@@ -33,6 +33,7 @@ from iop.config.fields import (
     digest,
     secret_from,
 )
+from iop.config.tls import HttpTls, TransportTls
 
 __all__ = [
     "AdminSection",
@@ -85,7 +86,7 @@ class HttpSection(Section):
     """The clients' side (API)."""
 
     listen: HostPort = HostPort("127.0.0.1", 8080)
-    tls: dict[str, Any] | None = None
+    tls: HttpTls | None = None
     allow_anonymous: bool = False
     api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: Bytes = 33_554_432
@@ -108,7 +109,7 @@ class TransportSection(Section):
     stream_window_bytes: Annotated[Int, Field(ge=16_384, le=16_777_216)] = 262_144
     max_buffered_bytes: Bytes = 268_435_456
     allow_plaintext: bool = False
-    tls: dict[str, Any] | None = None
+    tls: TransportTls | None = None
 
 
 class AdminSection(Section):

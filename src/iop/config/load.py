@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 from iop.config.edge import EdgeConfig
 from iop.config.fields import Context, Fault, HostPort
 from iop.config.node import NodeConfig
-from iop.config.rules import ADMIN_LISTEN, edge_faults, node_faults
+from iop.config.rules import ADMIN_LISTEN, TRANSPORT_LISTEN, edge_faults, node_faults
 from iop.config.source import Lines, read_tree
 from iop.errors import ConfigError
 
-__all__ = ["admin_address", "load_edge", "load_node", "parse_edge", "parse_node"]
+__all__ = ["admin_address", "load_edge", "load_node", "node_port", "parse_edge", "parse_node"]
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -49,6 +49,25 @@ def admin_address(path: str | Path, *, env: Mapping[str, str] = os.environ) -> H
         return HostPort.parse(str(address))
     except ValueError as error:
         raise ConfigError([f"{path}: admin.listen: {error}"]) from None
+
+
+def node_port(path: str | Path, *, env: Mapping[str, str] = os.environ) -> tuple[HostPort, Path | None, list[str]]:
+    """Where an edge with this file lets nodes in, the certificates that it shows them (None: it has no TLS), and the
+    ids of its nodes. Reads nothing else; see :func:`admin_address`. Raises ConfigError."""
+    tree, _, faults = read_tree(_read(path), env)
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path}: {fault.message}" for fault in faults] or [f"{path}: not the file of an edge"])
+    section = tree.get("transport")
+    section = section if isinstance(section, dict) else {}
+    try:
+        listen = HostPort.parse(str(section.get("listen", TRANSPORT_LISTEN)))
+    except ValueError as error:
+        raise ConfigError([f"{path}: transport.listen: {error}"]) from None
+    tls = section.get("tls")
+    cert = tls.get("cert") if isinstance(tls, dict) else None
+    nodes = tree.get("nodes")
+    ids = [str(node.get("id")) for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    return listen, Path(path).parent / Path(cert).expanduser() if isinstance(cert, str) and cert else None, ids
 
 
 def parse_edge(

@@ -19,6 +19,7 @@ from iop.config.fields import (
     StoreUrl,
     secret_from,
 )
+from iop.config.tls import NodeTls
 
 __all__ = ["DEFAULT_STORE_URL", "MetricsSection", "NodeConfig", "NodeSection", "ReconnectSection", "StoreSection"]
 
@@ -31,7 +32,8 @@ class NodeSection(Section):
     edge: Peer
     token_env: SecretEnv | None = None
     token_file: SecretFile | None = None
-    tls: dict[str, Any] | None = None
+    #: None: without TLS.
+    tls: NodeTls | None = None
     #: None: loopback and unix sockets only.
     allow_upstreams: tuple[Peer, ...] | None = None
     #: Names of environment variables that a provider's ``api_key_env`` may name.

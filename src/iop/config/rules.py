@@ -41,10 +41,7 @@ def node_faults(tree: Tree) -> Iterator[Fault]:
     node = _section(tree, "node")
     if "node" in tree:
         yield from _one_of(node, ("node",), ("token_env", "token_file"))
-    if node.get("tls"):
-        yield Fault(
-            ("node", "tls"), "this version does not speak TLS to the edge; use a tunnel such as ssh or WireGuard"
-        )
+    yield from _node_tls(_section(node, "tls"))
     if node.get("allow_workspaces"):
         yield Fault(("node", "allow_workspaces"), "this version has no workspaces; leave the list empty")
     if _section(tree, "metrics").get("listen") is not None:
@@ -54,15 +51,19 @@ def node_faults(tree: Tree) -> Iterator[Fault]:
         yield Fault(("reconnect", "interval_sec"), "unlimited attempts (max_attempts: 0) need an interval above 0")
 
 
+def _node_tls(tls: Tree) -> Iterator[Fault]:
+    if tls.get("ca") is not None and tls.get("ca_sha256") is not None:
+        yield Fault(("node", "tls", "ca_sha256"), "ca is given already; keep one of the two")
+    for one, other in (("cert", "key"), ("key", "cert")):
+        if tls.get(one) is not None and tls.get(other) is None:
+            yield Fault(("node", "tls", one), f"needs {other} beside it")
+
+
 # ---- the edge, by theme ---------------------------------------------------------------------------------------------
 
 
 def _later_edge(tree: Tree) -> Iterator[Fault]:
     """What the file format has and this version does not do."""
-    if _section(tree, "http").get("tls"):
-        yield Fault(("http", "tls"), "this version serves plain HTTP; put a TLS proxy in front of a loopback listener")
-    if _section(tree, "transport").get("tls"):
-        yield Fault(("transport", "tls"), "this version has no TLS for nodes; let them come in through a tunnel")
     security = _section(tree, "security")
     if security.get("mode") == "managed":
         yield Fault(("security", "mode"), "this version has no managed mode; use mode: open")
@@ -88,7 +89,7 @@ def _listeners(tree: Tree) -> Iterator[Fault]:
     if nodes and not nodes.is_loopback and not transport.get("tls") and transport.get("allow_plaintext") is not True:
         yield Fault(
             ("transport", "listen"),
-            f"{nodes} would carry tokens and prompts unencrypted; listen on 127.0.0.1, "
+            f"{nodes} would carry tokens and prompts unencrypted; set transport.tls, listen on 127.0.0.1, "
             "or set transport.allow_plaintext: true on a network that you trust (SEC-1)",
         )
     admin = _address(_section(tree, "admin").get("listen", ADMIN_LISTEN))

@@ -204,6 +204,8 @@ class Edge:
         d.max_buffered_bytes = config.transport.max_buffered_bytes
         self.front.configure(plan.access(config.http), plan.models(config), config.http.max_body_bytes)
         self.http.limits = plan.server_limits(config.http)
+        self.http.tls = config.http.tls.served if config.http.tls is not None else None
+        self.nodes.tls = config.transport.tls.served if config.transport.tls is not None else None
         self.nodes.max_frame_bytes = config.transport.max_frame_bytes
         acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
         d.perform(self.pool.configure(**pool, now=d.now, acked=acked))
@@ -290,6 +292,7 @@ class Edge:
     def _watch(self, sink: logs.Sink) -> None:
         """Metrics that mirror state read it when they are scraped."""
         metrics, pool, nodes, http = self.metrics, self.pool, self.nodes, self.http
+        served: tuple[tuple[str, HttpServer | NodeServer], ...] = (("http", http), ("nodes", nodes))
         metrics.in_flight.watch(lambda: len(self.dispatcher.live))
         metrics.waiting.watch(lambda: pool.waiting)
         metrics.leases.watch(lambda: pool.leases_in_use)
@@ -307,9 +310,13 @@ class Edge:
         metrics.config_revision.watch(lambda: self.revision)
         metrics.config_applied_at.watch(lambda: self.reloader.applied_at)
         metrics.config_refused.watch(lambda: int(bool(self.reloader.faults)))
-        metrics.link_bytes.watch(nodes.link_bytes)
-        metrics.frames.watch(nodes.link_frames)
-        metrics.late_frames.watch(nodes.late_frames)
+        metrics.link_bytes.watch(nodes.traffic.bytes)
+        metrics.frames.watch(nodes.traffic.frames)
+        metrics.late_frames.watch(nodes.traffic.late_frames)
+        metrics.handshakes_failed.watch(
+            lambda: {(n, r): count for n, s in served for r, count in s.handshakes.counts.items()}
+        )
+        metrics.certificate_expiry.watch(lambda: {(n,): s.tls.expires_at for n, s in served if s.tls is not None})
         metrics.log_lines_dropped.watch(lambda: sink.dropped)
         metrics.engine_running.watch(lambda: running(nodes.engine_figures()))
         metrics.engine_drift.watch(lambda: drift(nodes.engine_figures()))

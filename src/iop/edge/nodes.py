@@ -12,18 +12,21 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
 from iop._fast.runs import RunSink
+from iop.credentials.contexts import Served
 from iop.edge.commands import Commands
 from iop.edge.engines import EngineFigures, EnginePoll
+from iop.edge.identity import certified_node, speaks_tls
 from iop.edge.refresh import ConfigState
+from iop.edge.traffic import Traffic
 from iop.errors import InvalidArgument, NodeDisconnected
 from iop.net.link import Link
-from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.net.loop import Runtime
+from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.observability.events import EVENTS, EventBus, NodeChanged
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.lease import Actions
@@ -33,7 +36,7 @@ from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession, State
 
-__all__ = ["NodeLink", "NodeServer", "NodeStats"]
+__all__ = ["NodeLink", "NodeServer"]
 
 log = logging.getLogger("iop.edge.nodes")
 
@@ -41,17 +44,6 @@ PROBE_TICK_S = 0.1
 TICK_S = 0.5
 MAX_UNREGISTERED = 1024  # connections that have not named a node yet
 LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
-
-
-@dataclass(slots=True)
-class NodeStats:
-    """What the connections that have ended had counted."""
-
-    late_frames: int = 0
-    frames_in: int = 0
-    frames_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 class NodeLink:
@@ -70,10 +62,11 @@ class NodeLink:
         self.config = ConfigState(server, self.session, self._log)
         self.leave_at: float | None = None  # its node is no longer configured
         self._token = b""  # hash
+        self.certified = ""  # the node that its certificate names
         self.held: dict[str, int] = {}
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, self._units_of, turn=len(server.links))
-        self._fenced = False
+        self.fenced = False  # it counts for nothing any more
         self._fenced_at = 0.0
 
     def _units_of(self, provider_id: str) -> int | None:
@@ -90,6 +83,10 @@ class NodeLink:
         self.server.links.add(self)
         if len(self.server.links) - len(self.server.owners) > MAX_UNREGISTERED:
             link.abort("too_many_connections")
+            return
+        self.certified, fault = certified_node(link.transport, self.server.tls)
+        if fault:
+            self.reject(m.RejectReason.IDENTITY_MISMATCH, fault)  # before anything of it is read
 
     def link_lost(self, link: Link, reason: str) -> None:
         self.server.links.discard(self)
@@ -103,15 +100,10 @@ class NodeLink:
 
     def _fence(self, reason: str) -> None:
         """The connection counts for nothing from here on (REG-5)."""
-        if not self._fenced:
-            self._fenced = True
+        if not self.fenced:
+            self.fenced = True
             self._fenced_at = self.server.now
-            mux, stats = self.session.mux, self.server.stats
-            stats.late_frames += mux.late_frames
-            stats.frames_in += mux.frames_in
-            stats.frames_out += mux.frames_out
-            stats.bytes_in += mux.bytes_in
-            stats.bytes_out += mux.bytes_handed
+            self.server.traffic.ended(self.session.mux)
         streams = self.session.close()
         self.engines.close()
         self.commands.close()
@@ -144,6 +136,9 @@ class NodeLink:
         node_id = server.tokens.get(self._token)
         if node_id is None:
             return self.reject(m.RejectReason.UNKNOWN_TOKEN, _NO_NODE)
+        if self.certified not in ("", node_id):
+            said = f"the certificate is that of node {self.certified}, and the token is not"
+            return self.reject(m.RejectReason.IDENTITY_MISMATCH, said)
         if server.closing:
             return self.reject(m.RejectReason.SHUTTING_DOWN, "the edge is shutting down")
         self.node_id = self.config.node_id = node_id
@@ -273,7 +268,7 @@ class NodeLink:
 
     def tick(self, now: float) -> None:
         """The clocks of the session, and the end of its stream ids (WIRE-4): the node comes back and counts from 1."""
-        if self._fenced:
+        if self.fenced:
             # Its goodbye may still leave; but a node that takes nothing would keep the socket for ever.
             if now - self._fenced_at >= self.server.timing.write_stall_s:
                 self.link.abort("write_stalled")
@@ -344,9 +339,11 @@ class NodeServer:
         self.links: set[NodeLink] = set()
         self.owners: dict[str, NodeLink] = {}
         self.refusals: dict[str, dict[str, Any]] = {}
-        self.stats = NodeStats()
+        self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
         self.closing = False
-        self._server: asyncio.Server | None = None
+        self.tls: Served | None = None  # what new connections are shown
+        self.handshakes = HandshakeFailures(runtime, "nodes")
+        self._server: asyncio.Server | TlsListener | None = None
         self._ticking = True
         self._tick()
 
@@ -354,12 +351,20 @@ class NodeServer:
     def now(self) -> float:
         return self.runtime.wheel.now
 
-    async def start(self, host: str, port: int, ssl: Any = None) -> int:
-        """Binds and listens; returns the port. Raises OSError."""
-        self._server = await self.runtime.loop.create_server(
-            lambda: NodeLink(self, self.runtime.loop.time()).link, host, port, backlog=LISTEN_BACKLOG, ssl=ssl
+    async def start(self, host: str, port: int) -> int:
+        """Binds and listens, with TLS if ``tls`` is set by now; returns the port. Raises OSError."""
+        self._server, port = await listen(
+            self.runtime,
+            lambda: NodeLink(self, self.runtime.loop.time()).link,
+            host,
+            port,
+            served=lambda: self.tls,
+            room=lambda arriving: len(self.links) - len(self.owners) + arriving < MAX_UNREGISTERED,
+            handshake_s=lambda: self.timing.register_s,
+            plain_answer=speaks_tls,
+            failures=self.handshakes,
         )
-        return int(self._server.sockets[0].getsockname()[1])
+        return port
 
     def configure(
         self, tokens: Mapping[bytes, str], payloads: Mapping[str, m.NodeConfigPayload], *, drain_s: float
@@ -437,20 +442,6 @@ class NodeServer:
         """Ready nodes."""
         return sum(link.session.state is State.READY for link in self.owners.values())
 
-    def link_bytes(self) -> dict[tuple[str, ...], int]:
-        muxes = [link.session.mux for link in self.links]
-        return {
-            ("in",): self.stats.bytes_in + sum(mux.bytes_in for mux in muxes),
-            ("out",): self.stats.bytes_out + sum(mux.bytes_handed for mux in muxes),
-        }
-
-    def link_frames(self) -> dict[tuple[str, ...], int]:
-        muxes = [link.session.mux for link in self.links]
-        return {
-            ("in",): self.stats.frames_in + sum(mux.frames_in for mux in muxes),
-            ("out",): self.stats.frames_out + sum(mux.frames_out for mux in muxes),
-        }
-
     def engine_figures(self) -> dict[str, EngineFigures]:
         """By provider id, what the engines of connected nodes reported last (POOL-13)."""
         return {
@@ -458,9 +449,6 @@ class NodeServer:
             for owner in self.owners.values()
             for provider_id, figures in owner.engines.figures.items()
         }
-
-    def late_frames(self) -> int:
-        return self.stats.late_frames + sum(link.session.mux.late_frames for link in self.links)
 
     def lost(self, link: NodeLink, generation: int, reason: str) -> None:
         if self.owners.get(link.node_id) is link:

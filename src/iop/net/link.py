@@ -51,6 +51,8 @@ class Link(asyncio.Protocol):
             self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
         # One less than the multiplexer's bound: at the bound it stops feeding and relies on a pause having come.
         high = limits.LINK_SEND_HIGH_BYTES - 1
+        if transport.get_extra_info("ssl_object") is not None:
+            high //= 2  # the transport below the encryption holds as much again, and does not tell
         transport.set_write_buffer_limits(high=high, low=high // 4)
         tune(transport, notsent_lowat_bytes=limits.NOTSENT_LOWAT_BYTES)
         self.session.mux.attach(transport)

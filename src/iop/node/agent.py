@@ -26,6 +26,7 @@ from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
 from iop.node.runs import NormalizedRun
 from iop.node.supervisor_policy import Ended
+from iop.node.trust import Trust
 from iop.node.tunnel import Tunnel
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import Run, RunStore, Status
@@ -71,6 +72,7 @@ class Agent:
         *,
         timing: limits.Timing = limits.TIMING,
         runs: RunStore | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.runtime = runtime
         self.backends = backends
@@ -84,6 +86,7 @@ class Agent:
         self.commands = Commands(runtime, backends, self.answer_command)
         self.draining = False
         self._token = token
+        self._trust = trust or Trust()
         self._on_ready = on_ready
         self._outcome: tuple[Ended, str] | None = None
         self._applying: asyncio.Task[None] | None = None
@@ -98,6 +101,11 @@ class Agent:
     # ---- link and session --------------------------------------------------------------------------------------------
 
     def link_made(self, link: Link) -> None:
+        fault = self._trust.fault(link.transport)
+        if fault:
+            self._finish(Ended.EDGE_UNTRUSTED, fault)
+            link.abort("edge_untrusted")
+            return
         self.session.register(self._token, __version__, sorted(ADAPTERS))
         self._tick()
 
@@ -112,7 +120,8 @@ class Agent:
             call.cancel()
         self.commands.close()
         if not self.done.done():
-            self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason))
+            silent = self._trust.silence() if self.session.mux.bytes_in == 0 else ""
+            self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason + silent))
 
     def ended(self, reason: str, detail: str) -> None:
         outcome = _TIMEOUTS.get(reason)

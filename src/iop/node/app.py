@@ -12,6 +12,7 @@ from iop.node.agent import Backends
 from iop.node.provider import Allowance
 from iop.node.supervisor import Supervisor
 from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
+from iop.node.trust import Trust
 from iop.observability import logs
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore
@@ -48,6 +49,7 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
         drain_s=node.drain_timeout_sec,
         timing=limits.timing_from_environment(),
         runs=runs,
+        trust=_trust(config),
     )
     _watch(metrics, backends, supervisor, sink)
     metrics.store_rows.watch(lambda: {("written",): runs.written, ("dropped",): runs.dropped})
@@ -59,6 +61,22 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     finally:
         backends.close()
         await runs.close()  # last (SUP-4): it hears of the ends of what was cut off
+
+
+def _trust(config: NodeConfig) -> Trust:
+    """How the edge is known. A CA of its own serves one edge, so that a certificate of it which says that it is an
+    edge's is enough, unless the file asks for a name."""
+    tls = config.node.tls
+    if tls is None:
+        return Trust()
+    return Trust(
+        tls.dialling,
+        name=tls.server_name or config.node.edge.host,
+        by_identity=tls.server_name is None and (tls.ca is not None or tls.ca_sha256 is not None),
+        ca_sha256=tls.ca_sha256,
+        cert=tls.cert,
+        key=tls.key,
+    )
 
 
 def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sink: logs.Sink) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl as ssl_module
 from collections.abc import Callable
 from typing import Any
 
 from iop.net.loop import Runtime
 from iop.node.agent import Agent, Backends
 from iop.node.supervisor_policy import Ended, Exit, Retry, State, SupervisorPolicy
+from iop.node.trust import Distrusted, Trust
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore
 from iop.wire import limits
@@ -39,7 +39,7 @@ class Supervisor:
         port: int,
         token: Callable[[], str],
         drain_s: float,
-        ssl: ssl_module.SSLContext | None = None,
+        trust: Trust | None = None,
         timing: limits.Timing = limits.TIMING,
         runs: RunStore | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class Supervisor:
         self._edge = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # for logs
         self._token = token
         self._drain_s = drain_s
-        self._ssl = ssl
+        self._trust = trust or Trust()
         self._timing = timing
         self._runs = runs
         self._stop = asyncio.Event()
@@ -95,8 +95,9 @@ class Supervisor:
             self._on_ready,
             timing=self._timing,
             runs=self._runs,
+            trust=self._trust,
         )
-        dial = self._runtime.loop.create_connection(lambda: agent.link, self._host, self._port, ssl=self._ssl)
+        dial = self._trust.connect(self._runtime.loop, agent.link, self._host, self._port)
         stopped = asyncio.ensure_future(self._stop.wait())
         dialling = asyncio.ensure_future(asyncio.wait_for(dial, CONNECT_TIMEOUT_S))
         try:
@@ -108,6 +109,9 @@ class Supervisor:
                 return Ended.CONNECT_FAILED, "stopped while connecting"
             try:
                 dialling.result()
+            except Distrusted as exc:
+                self._metrics.connects["failed"].value += 1
+                return exc.ended, str(exc)
             except (OSError, TimeoutError) as exc:
                 self._metrics.connects["failed"].value += 1
                 return Ended.CONNECT_FAILED, _why(exc)

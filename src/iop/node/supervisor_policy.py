@@ -59,11 +59,13 @@ class Ended(enum.StrEnum):
     CONFIG_BUILD_FAILED = "config_build_failed"
     STALE_CONNECTION = "stale_connection"
     EDGE_SHUTTING_DOWN = "shutting_down"
+    EDGE_CERTIFICATE_OUT_OF_TIME = "edge_certificate_out_of_time"  # a renewal, or a clock that is set, heals it
     # fatal
     BAD_CONFIG = "bad_config"
     UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, not a secret
     IDENTITY_MISMATCH = "identity_mismatch"
     PROTOCOL_MISMATCH = "protocol_mismatch"
+    EDGE_UNTRUSTED = "edge_untrusted"
     # decided here
     LOCAL_SHUTDOWN = "local_shutdown"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -76,6 +78,7 @@ EXIT_CODES: dict[Ended, int] = {
     Ended.UNKNOWN_TOKEN: 3,
     Ended.IDENTITY_MISMATCH: 3,
     Ended.PROTOCOL_MISMATCH: 3,
+    Ended.EDGE_UNTRUSTED: 3,
     Ended.ATTEMPTS_EXHAUSTED: 4,
 }
 

@@ -267,6 +267,7 @@ class Metrics:
 
 TOKEN_KINDS = ("input", "output", "reasoning", "cached_input")
 DIRECTIONS = ("in", "out")
+LISTENERS = ("http", "nodes")
 
 
 class EdgeMetrics(Metrics):
@@ -317,6 +318,15 @@ class EdgeMetrics(Metrics):
         self.frames = self._watched("link_frames", "Frames exchanged with nodes.", direction=DIRECTIONS)
         self.late_frames = self._watched("late_frames", "Frames for streams that had ended, dropped.")
         self.protocol_errors = self._counter("protocol_errors", "Connections closed for a broken rule.", reason=_OPEN)
+        self.handshakes_failed = self._watched(
+            "tls_handshakes_failed",
+            "TLS handshakes that failed.",
+            listener=LISTENERS,
+            reason=("plaintext", "timeout", "closed", "certificate", "protocol"),
+        )
+        self.certificate_expiry = self._gauge(
+            "tls_certificate_expiry_timestamp_seconds", "When the certificate shown expires.", listener=LISTENERS
+        )
         self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
         self.engine_running = self._gauge("engine_requests_running", "Requests at work, as the engines report them.")
         self.engine_drift = self._gauge(

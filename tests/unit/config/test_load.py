@@ -255,8 +255,6 @@ def test_base_urls(url: str, kept: str) -> None:
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("http: {tls: {cert: a, key: b}}", "http.tls"),
-        ("transport: {tls: {cert: a, key: b}}", "transport.tls"),
         ("security: {mode: managed}", "security.mode"),
         ("security: {ca: x}", "security"),
         ("presets: [{id: x}]", "presets"),
@@ -423,7 +421,7 @@ def test_two_entries_do_not_share_a_secret() -> None:
         ("node: {edge: 'e:1'}", "node", "token_env or token_file"),
         ("node: {edge: 'e:0', token_env: T}", "node.edge", "port 0"),
         ("node: {edge: 'e:1', token: abc}", "node.token", "did you mean"),
-        ("node: {edge: 'e:1', token_env: T, tls: {ca: x}}", "node.tls", "version"),
+        ("node: {edge: 'e:1', token_env: T, tls: {ca: x}}", "node.tls.ca", "cannot read"),
         ("node: {edge: 'e:1', token_env: T, allow_workspaces: [x]}", "node.allow_workspaces", "version"),
         ("node: {edge: 'e:1', token_env: T, allow_upstreams: ['h']}", "node.allow_upstreams[0]", "HOST:PORT"),
         ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'sqlite:x'}", "store.url", "file:PATH"),

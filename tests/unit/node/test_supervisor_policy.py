@@ -20,7 +20,13 @@ from iop.node.supervisor_policy import (
     SupervisorPolicy,
 )
 
-FATAL = {Ended.BAD_CONFIG: 2, Ended.UNKNOWN_TOKEN: 3, Ended.IDENTITY_MISMATCH: 3, Ended.PROTOCOL_MISMATCH: 3}
+FATAL = {
+    Ended.BAD_CONFIG: 2,
+    Ended.UNKNOWN_TOKEN: 3,
+    Ended.IDENTITY_MISMATCH: 3,
+    Ended.PROTOCOL_MISMATCH: 3,
+    Ended.EDGE_UNTRUSTED: 3,
+}
 LOCAL = {Ended.LOCAL_SHUTDOWN, Ended.ATTEMPTS_EXHAUSTED}
 RETRYABLE = sorted(set(Ended) - set(FATAL) - LOCAL)
 
