@@ -32,6 +32,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             },
             [
                 model("m", aliases=["gpt-4o-mini"]),
+                model("a--b", "m"),
                 model("one"),
                 model("still"),
                 model("down"),

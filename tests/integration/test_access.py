@@ -2,79 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from iop.config.load import parse_edge
-from iop.edge.app import Edge
-from iop.net.loop import Runtime
-from iop.observability.logs import Sink
-from tests.support.aio import async_test, until
+from tests.support.aio import async_test
+from tests.support.edge import ask, edge, get
 from tests.support.http import Answer, Client, chat, post
 
 KEY = "sk-test-é-1"
-LOCAL = "127.0.0.1:0"
-
-
-class Kept(Sink):
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-        self.dropped = 0
-
-    def outcome(self, record: Any) -> None:
-        self.records.append(record)
-
-
-@asynccontextmanager
-async def edge(**http: Any) -> AsyncIterator[tuple[Edge, tuple[str, int]]]:
-    config = {
-        "http": {"listen": LOCAL, **http},
-        "transport": {"listen": LOCAL},
-        "admin": {"listen": LOCAL},
-        "nodes": [{"id": "n", "token_sha256": "0" * 64, "providers": [{"id": "p", "kind": "echo"}]}],
-        "models": [
-            {"id": "org/big model", "aliases": ["small"], "candidates": [{"node": "n", "provider": "p", "target": "t"}]}
-        ],
-    }
-    runtime = Runtime(asyncio.get_running_loop())
-    runtime.start()
-    one = Edge(parse_edge(json.dumps(config), source="test"), runtime, Kept())
-    await one.start()
-    try:
-        yield one, ("127.0.0.1", one.http_port)
-    finally:
-        one.close()
-        one.http.close()
-        await until(lambda: not one.http.connections)
-        runtime.close()
 
 
 def keys() -> dict[str, Any]:
     return {"api_keys": [{"principal": "alice", "key_sha256": hashlib.sha256(KEY.encode("latin-1")).hexdigest()}]}
-
-
-async def ask(address: tuple[str, int], *lines: str, path: str = "/v1/chat/completions") -> Answer:
-    client = await Client.connect(address)
-    client.send(post(path, chat("small"), dict(line.split(": ", 1) for line in lines)))
-    answer = await client.answer()
-    await client.close()
-    return answer
-
-
-async def get(address: tuple[str, int], path: str, *lines: str, method: str = "GET") -> Answer:
-    client = await Client.connect(address)
-    client.send("\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode("latin-1"))
-    answer = await client.answer()
-    await client.close()
-    return answer
 
 
 @pytest.mark.req("API-4", "API-5")

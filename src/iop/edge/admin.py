@@ -16,7 +16,7 @@ import msgspec
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
-from iop.edge.front import require_local
+from iop.edge.front import answer_health, require_local
 from iop.edge.operator import Operator
 from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
@@ -32,7 +32,8 @@ _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 RUNS = b"/admin/runs"
 _ACTIONS = {b"/admin/drain": "drain", b"/admin/undrain": "undrain", b"/admin/cancel": "cancel"}
 _WITH_BODY = frozenset({RUNS, *_ACTIONS})
-_PATHS = frozenset({b"/metrics", b"/admin/status", b"/admin/events", b"/admin/requests"})
+_HEALTH = (b"/healthz", b"/readyz")  # here too: the clients' listener closes when a drain begins
+_PATHS = frozenset({*_HEALTH, b"/metrics", b"/admin/status", b"/admin/events", b"/admin/requests"})
 
 
 class Admin:
@@ -48,6 +49,7 @@ class Admin:
         reload: Callable[[Callable[[Reloaded | IopError], None]], None],
         runs: Callable[[Exchange, bytes], RunFeed],
         operator: Operator,
+        ready: Callable[[], bool],
         local_only: bool,
     ) -> None:
         self._runtime = runtime
@@ -57,6 +59,7 @@ class Admin:
         self._reload = reload
         self._runs = runs
         self._operator = operator
+        self._ready = ready
         self._local_only = local_only
 
     def head_received(self, ex: Exchange) -> None:
@@ -84,6 +87,8 @@ class Admin:
                 raise RouteNotFound("the admin listener has /metrics and what `iop-edge --help` lists, under /admin/")
             if ex.head.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed("GET, HEAD")
+            if ex.head.path in _HEALTH:
+                return answer_health(ex, self._ready())
             if ex.head.path == b"/admin/events":
                 wanted = wanted_of(ex.head.query)
                 if ex.head.method == b"GET":

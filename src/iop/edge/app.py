@@ -156,6 +156,7 @@ class Edge:
                 reload=self.reloader.ask,
                 runs=self._open_run,
                 operator=Operator(self.dispatcher),
+                ready=lambda: not self._draining,
                 local_only=config.admin.listen.is_loopback,
             )
             self.admin = HttpServer(runtime, admin, admin.fail, ServerLimits(max_body_bytes=ADMIN_BODY_BYTES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -476,3 +477,30 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_sections_can_be_built_in_python_too() -> None:
     assert EdgeConfig().http.listen == HostPort("127.0.0.1", 8080)
+
+
+@pytest.mark.req("CONF-1")
+@pytest.mark.parametrize(
+    ("origins", "kept"),
+    [
+        (["*"], ("*",)),
+        (["HTTPS://App.Example.org", "http://localhost:3000"], ("https://app.example.org", "http://localhost:3000")),
+        (["http://[::1]:8080", "tauri://localhost"], ("http://[::1]:8080", "tauri://localhost")),
+        (["*", "https://a"], None),
+        (["https://a/"], None),
+        (["https://a/b"], None),
+        (["https://a:443"], None),
+        (["http://a:80"], None),
+        (["a.example"], None),
+        (["null"], None),
+        (["https://*.a"], None),
+        (["https://a\r\nx: y"], None),
+    ],
+)
+def test_web_origins_are_written_as_browsers_send_them(origins: list[str], kept: tuple[str, ...] | None) -> None:
+    text = f"http: {{cors_origins: {json.dumps(origins)}}}"
+    if kept is not None:
+        assert parse_edge(text).http.cors_origins == kept
+        return
+    with pytest.raises(ConfigError, match=r"http\.cors_origins"):
+        parse_edge(text)
