@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from iop.edge.demo import ECHO, Place, Provider, find_provider
+from iop.edge.demo import ECHO, Provider, find_provider
+from iop.places import Place
 from tests.support.aio import async_test, run, until
 from tests.support.programs import Program, command
 from tests.support.provider import DONE, Call, ScriptedProvider, chat_delta, chat_event, listening_socket
@@ -147,8 +148,8 @@ def test_once_prints_the_reply_and_exits_0() -> None:
 def with_server(port: int, *, once: str | None, kind: str = "openai_compat") -> Program:
     """The demo, looking for a model server on ``port`` alone."""
     script = (
-        "import sys; from iop.edge.demo import Place, run; "
-        f"sys.exit(run({once!r}, log_format='json', places=[Place('Some Server', {port}, {kind!r})]))"
+        "import sys; from iop.edge.demo import run; from iop.places import Place; "
+        f"sys.exit(run({once!r}, log_format='json', places=[Place('Some Server', 'some', {port}, {kind!r}, 1)]))"
     )
     return Program([sys.executable, "-c", script])
 
@@ -206,7 +207,8 @@ def test_once_fails_with_one_line(answer: Any, reason: str) -> None:
 
 def found_at(sock: socket.socket) -> Awaitable[Provider]:
     """What the demo finds on this socket's port, looked for in a thread as the program does before it has a loop."""
-    return asyncio.to_thread(find_provider, [Place("Nobody", 1, "vllm"), Place("Some", sock.getsockname()[1], "vllm")])
+    places = [Place("Nobody", "nobody", 1, "vllm", 1), Place("Some", "some", sock.getsockname()[1], "vllm", 1)]
+    return asyncio.to_thread(find_provider, places)
 
 
 @async_test()

@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 STALL_MS_MAX = 86_400_000  # LIVE-1
+AUTO = "auto"
 
 
 class EdgeSection(Section):
@@ -152,10 +153,12 @@ class HealthSection(Section):
 
 
 class ProviderEntry(Section):
-    """One backend on a node (POOL-1, LIVE-1, TUN-5, TUN-6, TUN-8). ``base_url`` is absent for ``echo`` alone."""
+    """One backend on a node (POOL-1, LIVE-1, TUN-5, TUN-6, TUN-8). ``base_url`` is absent for ``echo``, and for
+    ``auto``: that entry stands for each model server that the node finds on its loopback, with these settings and an
+    id that begins with this one (:mod:`iop.config.auto`)."""
 
     id: Ident
-    kind: Literal["openai_compat", "vllm", "llama_cpp", "ollama", "echo"]
+    kind: Literal["openai_compat", "vllm", "llama_cpp", "ollama", "echo", "auto"]
     base_url: BaseUrl | None = None
     capacity: Annotated[Int, Field(ge=1, le=100_000)] = 1
     long_capacity: Annotated[Int, Field(ge=0, le=100_000)] | None = None
@@ -212,12 +215,17 @@ class Candidate(Section):
 
 
 class ModelEntry(Section):
-    """A model group: the name that clients use, and who can serve it (POOL-1)."""
+    """A model group: the name that clients use, and who can serve it (POOL-1).
+
+    Without candidates (``candidates: auto``) it is served by whoever lists ``target``, or else its own name. With ``*``
+    in its id it stands for every listed model that the pattern fits (:mod:`iop.config.auto`).
+    """
 
     id: ModelName
     aliases: tuple[ModelName, ...] = ()
     request_timeout_ms: Millis = 3_600_000
-    candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    target: ModelName | None = None
+    candidates: tuple[Candidate, ...] = ()
 
 
 class EdgeConfig(Section):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from iop.config.edge import EdgeConfig
+from iop.config.edge import AUTO, EdgeConfig
 from iop.config.fields import Context, Fault, HostPort
 from iop.config.node import NodeConfig
 from iop.config.rules import ADMIN_LISTEN, TRANSPORT_LISTEN, edge_faults, node_faults
@@ -102,7 +102,7 @@ def _parse(
 ) -> ConfigT:
     tree, lines, faults = read_tree(text, context.env)
     if isinstance(tree, dict):
-        tree = _with_sections(model, tree)
+        tree = _with_sections(model, _spelled_out(tree))
         faults.extend(rules(tree))
         try:
             # JSON, because strict typing there still lets a list be a tuple and a string be a path.
@@ -117,6 +117,27 @@ def _parse(
     elif not faults:
         faults.append(Fault((), "should be sections such as 'http:', not a list or a single value"))
     raise ConfigError(_render(faults, lines, source))
+
+
+_MAY_BE_AUTO = ("models", "providers", "candidates")
+
+
+def _spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
+    """``auto`` as what it is short for: a provider entry of that kind named after its node, a model entry that fits
+    every name, and no candidates."""
+    if tree.get("models") == AUTO:
+        tree["models"] = [{"id": "*"}]
+    for node in _mappings(tree.get("nodes")):
+        if node.get("providers") == AUTO:
+            node["providers"] = [{"id": node.get("id"), "kind": AUTO}]
+    for model in _mappings(tree.get("models")):
+        if model.get("candidates") == AUTO:
+            del model["candidates"]
+    return tree
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _with_sections(model: type[BaseModel], tree: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +185,8 @@ def _field_faults(model: type[BaseModel], error: ValidationError) -> Iterable[Fa
                 pass  # not empty: what it has is at fault, and told
             case "too_short":
                 yield Fault(path, "should not be empty")
+            case "tuple_type":
+                yield Fault(path, "should be a list" + (", or the word auto" if path[-1] in _MAY_BE_AUTO else ""))
             case "string_type":
                 yield Fault(path, "should be text; put it in quotes")
             case _:

@@ -138,7 +138,9 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
         )
     elif kind == "echo" and url is not None:
         yield Fault((*path, "base_url"), "the echo provider is built into the node; leave base_url out")
-    elif isinstance(kind, str) and kind != "echo" and url is None:
+    elif kind == "auto" and url is not None:
+        yield Fault((*path, "base_url"), "the node finds its servers by itself; leave base_url out, or name the kind")
+    elif isinstance(kind, str) and kind not in ("echo", "auto") and url is None:
         yield Fault(
             (*path, "base_url"), "required: where the node reaches this server, such as http://127.0.0.1:8000/v1"
         )
@@ -149,6 +151,10 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
 
 def _models(tree: Tree, providers: dict[str, str]) -> Iterator[Fault]:
     nodes = {node_id for _, node in _each(tree, (), "nodes") if isinstance(node_id := node.get("id"), str)}
+    autos = {
+        p.get("id") for _, node in _each(tree, (), "nodes") for _, p in _each(node, (), "providers")
+        if p.get("kind") == "auto"
+    }  # fmt: skip
     names: dict[str, str] = {}
     models = list(_each(tree, (), "models"))
     for path, model in models:
@@ -164,17 +170,35 @@ def _models(tree: Tree, providers: dict[str, str]) -> Iterator[Fault]:
                 if alias in names:
                     yield Fault((*path, "aliases", index), f"{alias!r} is {names[alias]} already")
                 names.setdefault(alias, f"an alias of model {str(model.get('id'))!r}")
-        yield from _candidates(model, path, nodes, providers)
+        yield from _open_places(model, path)
+        yield from _candidates(model, path, nodes, providers, autos)
 
 
-def _candidates(model: Tree, path: Path, nodes: set[str], providers: dict[str, str]) -> Iterator[Fault]:
+def _open_places(model: Tree, path: Path) -> Iterator[Fault]:
+    """What goes together with candidates that are found."""
+    model_id, candidates = model.get("id"), model.get("candidates")
+    if candidates == []:
+        yield Fault((*path, "candidates"), "should not be empty; write auto for whoever lists the model")
+    if isinstance(candidates, list) and candidates and model.get("target") is not None:
+        yield Fault((*path, "target"), "belongs to candidates: auto; each candidate has its own target")
+    if isinstance(model_id, str) and "*" in model_id:
+        for key in ("aliases", "target", "candidates"):
+            if model.get(key):
+                yield Fault((*path, key), f"{model_id!r} stands for every model that it fits, as listed; leave it out")
+
+
+def _candidates(
+    model: Tree, path: Path, nodes: set[str], providers: dict[str, str], autos: set[Any]
+) -> Iterator[Fault]:
     seen: set[tuple[str, str]] = set()
     for at, candidate in _each(model, path, "candidates"):
         node, provider, target = candidate.get("node"), candidate.get("provider"), candidate.get("target")
         if isinstance(node, str) and node not in nodes:
             yield Fault((*at, "node"), f"there is no node {node!r}{_known(nodes)}")
         if isinstance(provider, str):
-            if provider not in providers:
+            if provider in autos:
+                yield Fault((*at, "provider"), f"{provider!r} stands for what is found; write candidates: auto")
+            elif provider not in providers:
                 yield Fault((*at, "provider"), f"there is no provider {provider!r}{_known(providers)}")
             elif isinstance(node, str) and node in nodes and providers[provider] != node:
                 yield Fault((*at, "provider"), f"{provider!r} is a provider of node {providers[provider]!r}")

@@ -8,13 +8,16 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 from iop import __version__
+from iop.config.auto import asked_anew, asks, fill_in
 from iop.config.diff import compare
 from iop.config.edge import EdgeConfig, without_effect
 from iop.edge import plan
 from iop.edge.admin import Admin
+from iop.edge.discovery import Discovery
 from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
@@ -97,8 +100,9 @@ class Edge:
     ``http_port``, ``node_port`` and ``admin_port`` are what was bound, once started.
     """
 
-    def __init__(self, config: EdgeConfig, runtime: Runtime, sink: logs.Sink, load: Load | None = None) -> None:
-        self.config = config
+    def __init__(self, file: EdgeConfig, runtime: Runtime, sink: logs.Sink, load: Load | None = None) -> None:
+        self.file = file
+        self.config = config = fill_in(file, {})  # what it runs: the file with what nodes have found in its open places
         self.runtime = runtime
         self.metrics = EdgeMetrics()
         self.pool = Pool()
@@ -109,7 +113,9 @@ class Edge:
         self._hurry = asyncio.Event()
         self.revision = 1  # of the configuration; counts up with each change, from the start of the program
         self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take)
-        told = plan.payloads(config, self.revision)
+        self.discovery = Discovery(runtime, lambda: self.prepare(self.file), self.take)
+        self.discovery.configure(file)
+        told = plan.payloads(config, self.revision, asks=asks(file))
         self.dispatcher = Dispatcher(
             runtime,
             self.pool,
@@ -132,6 +138,7 @@ class Edge:
             events=self.events,
         )
         self.dispatcher.nodes = self.nodes
+        self.nodes.on_inventory = self.discovery.reported
         self.front = Front(
             self.dispatcher,
             plan.access(config.http),
@@ -139,6 +146,7 @@ class Edge:
             max_body_bytes=config.http.max_body_bytes,
             started_at=int(time.time()),
             ready=lambda: not self._draining,
+            may_come=self.discovery.may_come,
         )
         self.http = HttpServer(
             runtime,
@@ -175,11 +183,12 @@ class Edge:
         """All that can be made of a configuration beforehand. Changes nothing, so a thread may do it while requests go
         on: with many nodes it takes longer than a stream may wait. Raises ConfigError."""
         running = self.config
-        change = compare(running, wanted)
+        change = compare(running, fill_in(wanted, self.discovery.found))
+        change = replace(change, changed=(*change.changed, *asked_anew(self.file, wanted)))
         revision = self.revision + bool(change.changed)
-        told = plan.payloads(change.config, revision, self.nodes.payloads)
+        told = plan.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))
         silent = sorted({*without_effect(change.config)} - {*without_effect(running)})
-        return Prepared(running, change, revision, told, plan.pool_arguments(change.config), silent)
+        return Prepared(running, wanted, change, revision, told, plan.pool_arguments(change.config), silent)
 
     def take(self, prepared: Prepared) -> Reloaded:
         """Takes over what was prepared.
@@ -188,7 +197,9 @@ class Edge:
         principal, its place in the queue, its lease, its provider's clocks) stays as it is.
         """
         if prepared.running is not self.config:
-            prepared = self.prepare(prepared.change.config)  # it was made for another one
+            prepared = self.prepare(prepared.file)  # it was made for another one
+        self.file = prepared.file
+        self.discovery.configure(self.file)
         change = prepared.change
         for text in prepared.silent:
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
@@ -240,6 +251,7 @@ class Edge:
         """Refuses what is new and waits, up to edge.drain_timeout_sec, for what is going on."""
         self._draining = True
         self.reloader.close()
+        self.discovery.close()
         log.info("draining", extra={"fields": {"requests": len(self.dispatcher.live)}})
         self.http.stop_accepting()
         self.nodes.stop_accepting()
@@ -256,6 +268,7 @@ class Edge:
         """Ends what is left: requests are cut with a typed error, nodes are told goodbye."""
         self._draining = True
         self.reloader.close()
+        self.discovery.close()
         self.dispatcher.stop_all()
         self.nodes.close(grace_ms=1000)
         self.http.stop_accepting()

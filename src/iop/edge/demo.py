@@ -28,8 +28,9 @@ from iop.edge.app import CLOSE_FLUSH_S, Edge
 from iop.net import loop as net_loop
 from iop.net.loop import Runtime
 from iop.observability import logs
+from iop.places import PLACES, Place
 
-__all__ = ["ECHO", "PLACES", "Place", "Provider", "find_provider", "run"]
+__all__ = ["ECHO", "Provider", "find_provider", "run"]
 
 MODEL = "demo"
 NODE = "demo-node"
@@ -46,23 +47,6 @@ ONCE_TOKENS = 256
 
 # Models of these names do not chat.
 _OTHER_TRADES = ("embed", "rerank", "whisper", "tts", "bge-")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a model server usually listens, and which adapter speaks to it."""
-
-    name: str
-    port: int
-    kind: str
-
-
-PLACES = (
-    Place("Ollama", 11434, "openai_compat"),
-    Place("vLLM", 8000, "vllm"),
-    Place("llama.cpp", 8080, "llama_cpp"),
-    Place("LM Studio", 1234, "openai_compat"),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,16 @@ from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
 from iop.edge.intake import Intake, form_of
 from iop.edge.request import ClientRequest
-from iop.errors import Forbidden, IopError, MethodNotAllowed, ModelNotFound, RouteNotFound, ShuttingDown, Unauthorized
+from iop.errors import (
+    Forbidden,
+    IopError,
+    MethodNotAllowed,
+    ModelNotFound,
+    RouteNotFound,
+    ShuttingDown,
+    Unauthorized,
+    Unavailable,
+)
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
 
@@ -62,6 +71,7 @@ class Front:
         max_body_bytes: int,
         started_at: int,
         ready: Callable[[], bool],
+        may_come: Callable[[str], bool],
     ) -> None:
         self._dispatcher = dispatcher
         self._access = access
@@ -69,6 +79,7 @@ class Front:
         self._max_body_bytes = max_body_bytes
         self._started_at = started_at
         self._ready = ready
+        self._may_come = may_come
 
     def configure(self, access: Access, models: Mapping[str, ModelInfo], max_body_bytes: int) -> None:
         """From here on these count; requests whose head was read keep who they are and what they may send (CONF-2)."""
@@ -110,7 +121,7 @@ class Front:
             intake.finish()
             model = self._models.get(intake.model)
             if model is None:
-                raise ModelNotFound(f"model {intake.model[:100]!r} does not exist; GET /v1/models lists what there is")
+                raise self._no_model(intake.model)
         except IopError as exc:
             return self.fail(ex, exc)
         request = ClientRequest(d, ex, endpoint, principal, intake)
@@ -124,6 +135,11 @@ class Front:
 
     def rejected(self, status: int) -> None:
         self._dispatcher.metrics.requests["other", "invalid_request_error"].value += 1
+
+    def _no_model(self, name: str) -> IopError:
+        if self._may_come(name):
+            return Unavailable(f"no connected node lists model {name[:100]!r}, and not all nodes have come yet")
+        return ModelNotFound(f"model {name[:100]!r} does not exist; GET /v1/models lists what there is")
 
     # ---- answers of our own ------------------------------------------------------------------------------------------
 

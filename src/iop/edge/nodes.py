@@ -296,6 +296,8 @@ class NodeLink:
             self.server.perform(pool.drain(self.node_id, self.generation, now))
         elif event.call_closed is not None:
             self.server.perform(pool.call_closed(self.node_id, self.generation, event.call_closed.provider_id, now))
+        elif event.inventory is not None and self.session.state is State.READY:
+            self.server.on_inventory(self.node_id, event.inventory)
 
     _HANDLERS: Mapping[type[Any], Callable[[NodeLink, Any], None]] = {
         m.RegisterRequest: _register,
@@ -343,6 +345,8 @@ class NodeServer:
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
         self.handshakes = HandshakeFailures(runtime, "nodes")
+        #: Hears what a ready node found beside it; the composition root sets it.
+        self.on_inventory: Callable[[str, m.Inventory], None] = lambda node_id, inventory: None
         self._server: asyncio.Server | TlsListener | None = None
         self._ticking = True
         self._tick()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from iop.config.auto import Asks
 from iop.config.edge import EdgeConfig, HttpSection, NodeEntry, ProviderEntry
 from iop.edge.cors import Cors
 from iop.edge.dispatch import ProviderSettings
@@ -60,10 +62,14 @@ def tokens(config: EdgeConfig) -> dict[bytes, str]:
 
 
 def payloads(
-    config: EdgeConfig, revision: int, before: Mapping[str, m.NodeConfigPayload] | None = None
+    config: EdgeConfig,
+    revision: int,
+    before: Mapping[str, m.NodeConfigPayload] | None = None,
+    *,
+    asks: Mapping[str, Asks],
 ) -> dict[str, m.NodeConfigPayload]:
-    """What the nodes are told (REG-1); no secret is in it (TUN-6). A node for which nothing changes since ``before``
-    keeps the revision that it had.
+    """What the nodes are told (REG-1), and by ``asks`` what they are to look for; no secret is in it (TUN-6). A node
+    for which nothing changes since ``before`` keeps the revision that it had.
 
     Raises ConfigError if one does not fit into a message.
     """
@@ -72,10 +78,11 @@ def payloads(
     for node in config.nodes:
         providers = [_provider_config(p) for p in node.providers]
         old = before.get(node.id) if before is not None else None
-        if old is not None and old.providers == providers:
+        payload = m.NodeConfigPayload(node.id, revision, providers, *asks.get(node.id, Asks()))
+        if old is not None and replace(payload, revision=old.revision) == old:
             found[node.id] = old
             continue
-        found[node.id] = payload = m.NodeConfigPayload(node.id, revision, providers)
+        found[node.id] = payload
         if before is not None:
             try:
                 codec.encode(m.ConfigRefreshRequest(payload))

@@ -36,9 +36,11 @@ Answer = Callable[["Reloaded | IopError"], None]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What there is to take over: the change from ``running``, and what nodes (``told``) and pool are to be given.
-    ``silent`` are settings without effect that were not there before."""
+    ``file`` is what was read, with its open places; ``silent`` are settings without effect that were not there before.
+    """
 
     running: EdgeConfig
+    file: EdgeConfig
     change: Change
     revision: int
     told: dict[str, m.NodeConfigPayload]

@@ -22,6 +22,7 @@ from iop.node.adapters import ADAPTERS
 from iop.node.backends import Backends
 from iop.node.call import ProviderCall
 from iop.node.commands import Commands
+from iop.node.inventory import Inventory
 from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
 from iop.node.runs import NormalizedRun
@@ -84,6 +85,7 @@ class Agent:
         self.runs = runs or RunStore(None)
         self._rows: dict[int, Run | None] = {}  # by stream, what the store keeps of the tunnels that run
         self.commands = Commands(runtime, backends, self.answer_command)
+        self.inventory = Inventory(runtime, backends, self._report_inventory)
         self.draining = False
         self._token = token
         self._trust = trust or Trust()
@@ -91,6 +93,7 @@ class Agent:
         self._outcome: tuple[Ended, str] | None = None
         self._applying: asyncio.Task[None] | None = None
         self._next: tuple[m.NodeConfigPayload, _Then] | None = None
+        self._in_force: m.NodeConfigPayload | None = None
         self._owed: list[m.CallClosed] = []  # ends of slots that were reported as held, until the edge is ready
         self._ticking = True
 
@@ -119,6 +122,7 @@ class Agent:
         for call in list(self.calls.values()):
             call.cancel()
         self.commands.close()
+        self.inventory.close()
         if not self.done.done():
             silent = self._trust.silence() if self.session.mux.bytes_in == 0 else ""
             self.done.set_result(self._outcome or (Ended.CONNECTION_LOST, reason + silent))
@@ -188,6 +192,7 @@ class Agent:
             self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=refusal.code, ref=refusal.ref)
             self.link.close("config_rejected")
             return
+        self._in_force = payload
         self.backends.owed_to = self.call_closed
         held = [m.HeldSlots(provider_id, n) for provider_id, n in self.backends.gate.carry_over().items()]
         self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held), self.now)
@@ -198,7 +203,10 @@ class Agent:
             self.session.send(m.ConfigRefreshResponse(payload.revision, False, refusal.code, refusal.ref))
             return
         log.info("config_applied", extra={"fields": {"revision": payload.revision}})
+        self._in_force = payload
         self.session.send(m.ConfigRefreshResponse(payload.revision, True))
+        if self.session.state is State.READY:
+            self.inventory.configure(payload)
 
     def _ready(self, response: m.NodeReadyResponse) -> None:
         if response.ready:
@@ -206,6 +214,8 @@ class Agent:
             owed, self._owed = self._owed, []
             for closed in owed:
                 self.session.send(m.EdgeNodeEvent(call_closed=closed))
+            if self._in_force is not None:
+                self.inventory.configure(self._in_force)
         else:
             self._finish(_REJECTED.get(response.reason, Ended.STALE_CONNECTION), "the edge refused the ready node")
             self.link.close("refused")
@@ -298,6 +308,10 @@ class Agent:
         """The one answer to a command, unless the session is over."""
         if self.session.state is State.READY:
             self.session.send(response)
+
+    def _report_inventory(self, found: m.Inventory) -> None:
+        if self.session.state is State.READY:
+            self.session.send(m.EdgeNodeEvent(inventory=found))
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def run(config: NodeConfig, *, log_format: logs.LogFormat = "console") -> int:
 async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     node = config.node
     upstreams = None if node.allow_upstreams is None else [(p.host, p.port) for p in node.allow_upstreams]
-    backends = Backends(runtime, Allowance(upstreams, frozenset(node.credentials)))
+    backends = Backends(runtime, Allowance(upstreams, frozenset(node.credentials), node.detect_ports))
     metrics = NodeMetrics()
     runs = RunStore(config.store.url)
     supervisor = Supervisor(

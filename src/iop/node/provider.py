@@ -56,11 +56,13 @@ class Allowance:
     """What the node's owner permits, from node.yaml.
 
     ``upstreams``: None means loopback and unix sockets only, else (host, port) pairs. ``credentials``: names of
-    environment variables that a provider's ``api_key_env`` may name.
+    environment variables that a provider's ``api_key_env`` may name. ``detect_ports``: where on loopback model servers
+    may be looked for.
     """
 
     upstreams: Sequence[tuple[str, int]] | None = None
     credentials: frozenset[str] = frozenset()
+    detect_ports: Sequence[int] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def check_origin(self, origin: Origin) -> None:

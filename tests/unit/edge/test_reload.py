@@ -44,7 +44,7 @@ class Desk:
         return self.found
 
     def prepare(self, config: EdgeConfig) -> Prepared:
-        return Prepared(CONFIG, Change(config, ("queue.timeout_ms",), ()), 0, {}, {}, [])
+        return Prepared(CONFIG, config, Change(config, ("queue.timeout_ms",), ()), 0, {}, {}, [])
 
     def take(self, prepared: Prepared) -> Reloaded:
         self.taken += 1

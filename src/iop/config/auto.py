@@ -1,0 +1,137 @@
+"""``providers: auto`` and ``models: auto``: a file whose open places are filled in with what nodes have found.
+
+An edge runs the filled-in configuration, which looks as if somebody had written it all down; so nothing else in the
+edge knows of this. What is written down wins over what is found, and an earlier entry over a later one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from iop.config.edge import AUTO, Candidate, EdgeConfig, ModelEntry, NodeEntry, ProviderEntry
+
+__all__ = ["Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
+
+MAX_MODELS = 10_000  # that are exposed without being written down
+
+
+class Server(NamedTuple):
+    """A model server that a node found on its loopback."""
+
+    name: str
+    kind: str
+    port: int
+    capacity: int
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one node reported: servers, and by provider id the models that its engine lists."""
+
+    servers: tuple[Server, ...] = ()
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Asks(NamedTuple):
+    """What a node is to look for."""
+
+    detect_servers: bool = False
+    list_models: bool = False
+
+
+def asks(file: EdgeConfig) -> dict[str, Asks]:
+    """By node, what this file leaves open."""
+    models = any(not entry.candidates for entry in file.models)
+    return {node.id: Asks(any(p.kind == AUTO for p in node.providers), models) for node in file.nodes}
+
+
+def asked_anew(before: EdgeConfig, after: EdgeConfig) -> list[str]:
+    """What nodes are to look for, or no longer, in words of the file: it changes what they are told, whatever they
+    have found."""
+    was, now = asks(before), asks(after)
+    same = {node_id: (was[node_id], now[node_id]) for node_id in now if node_id in was}
+    servers = [f"nodes[{i}].providers (auto)" for i, (old, new) in same.items() if old[0] is not new[0]]
+    return servers + ["models (auto)"] * any(old[1] is not new[1] for old, new in same.values())
+
+
+def fill_in(file: EdgeConfig, found: Mapping[str, Found]) -> EdgeConfig:
+    """The configuration to run: ``file`` with its open places filled in. The same object if it has none."""
+    if not any(any(ask) for ask in asks(file).values()):
+        return file
+    taken = {p.id for node in file.nodes for p in node.providers if p.kind != AUTO}
+    listed: dict[tuple[str, str], tuple[str, ...]] = {}  # by node and provider, in the order of the file
+    nodes = []
+    for node in file.nodes:
+        seen = found.get(node.id, Found())
+        providers = []
+        for entry, lists in _providers(node, seen.servers, taken):
+            providers.append(entry)
+            if entry.enabled:
+                listed[node.id, entry.id] = seen.models.get(entry.id, lists)
+        nodes.append(node.model_copy(update={"providers": tuple(providers)}))
+    models = tuple(_models(file.models, listed))
+    return file.model_copy(update={"nodes": tuple(nodes), "models": models})
+
+
+def _providers(
+    node: NodeEntry, servers: Sequence[Server], taken: set[str]
+) -> Iterator[tuple[ProviderEntry, tuple[str, ...]]]:
+    """A node's providers with the models that they are known to list; each server that was found once."""
+    known = {_local_port(p.base_url) for p in node.providers}
+    for entry in node.providers:
+        if entry.kind != AUTO:
+            yield entry, ()
+            continue
+        for server in servers:
+            provider_id = f"{entry.id}-{server.name}"
+            if server.port in known or provider_id in taken:
+                continue
+            known.add(server.port)
+            taken.add(provider_id)
+            update = {"id": provider_id, "kind": server.kind, "base_url": f"http://127.0.0.1:{server.port}/v1"}
+            if "capacity" not in entry.model_fields_set:
+                update["capacity"] = max(server.capacity, entry.long_capacity or 0)  # type: ignore[assignment]
+            yield entry.model_copy(update=update), server.models
+
+
+def _local_port(url: str | None) -> int | None:
+    """The port of a URL on this machine, else None."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return parts.port if parts.hostname in ("127.0.0.1", "localhost", "::1") else None
+
+
+def _models(entries: Sequence[ModelEntry], listed: Mapping[tuple[str, str], tuple[str, ...]]) -> Iterator[ModelEntry]:
+    taken = {name for entry in entries if "*" not in entry.id for name in (entry.id, *entry.aliases)}
+    left = MAX_MODELS
+    for entry in entries:
+        if entry.candidates:
+            yield entry
+        elif "*" not in entry.id:
+            pattern = entry.target or entry.id
+            yield entry.model_copy(update={"candidates": tuple(_candidates(listed, pattern))})
+        else:
+            for name in dict.fromkeys(name for names in listed.values() for name in names):
+                if left and name not in taken and matches(name, entry.id):
+                    left -= 1
+                    taken.add(name)
+                    yield entry.model_copy(update={"id": name, "candidates": tuple(_candidates(listed, name))})
+
+
+def _candidates(listed: Mapping[tuple[str, str], tuple[str, ...]], pattern: str) -> Iterator[Candidate]:
+    """Of each provider the first model that it lists and the pattern fits."""
+    for (node_id, provider_id), names in listed.items():
+        target = pattern if pattern in names else next((name for name in names if matches(name, pattern)), None)
+        if target is not None:
+            yield Candidate(node=node_id, provider=provider_id, target=target)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether the pattern, in which ``*`` is any text, fits the whole name."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
