@@ -17,6 +17,7 @@ __all__ = [
     "CapacityExceeded",
     "ClientGone",
     "ClientIdle",
+    "ConcurrencyLimited",
     "ConfigError",
     "CredentialRejected",
     "DeadlineExceeded",
@@ -42,11 +43,14 @@ __all__ = [
     "ProviderUnreachable",
     "QueueFull",
     "QueueTimeout",
+    "RateLimited",
     "RequestCancelled",
+    "RequestOverTokenLimit",
     "ResponseStalled",
     "RouteNotFound",
     "ScanError",
     "ShuttingDown",
+    "TokenRateLimited",
     "TooManySubscribers",
     "Unauthorized",
     "Unavailable",
@@ -68,7 +72,7 @@ class IopError(Exception):
     code: ClassVar[str] = "internal"
     status: int = 500
     retryable: ClassVar[bool] = False
-    retry_after_s: ClassVar[int | None] = None
+    retry_after_s: int | None = None
     text: ClassVar[str] = "internal error; see the log line with this request id"
 
     def __init__(self, message: str | None = None) -> None:
@@ -172,6 +176,39 @@ class MethodNotAllowed(IopError):
     def __init__(self, allow: str) -> None:
         super().__init__(f"this path takes {allow} only")
         self.allow = allow
+
+
+class RateLimited(IopError):
+    """A limit of the client's own key (API-11). ``fields`` are the ``x-ratelimit-*`` lines that go with the answer,
+    ``reason`` is a closed-set name for the counter."""
+
+    code, status, retryable = "rate_limit_exceeded", 429, True
+    text = "this key has reached its rate"
+    reason: ClassVar[str] = "rate"
+
+    def __init__(self, message: str | None = None, retry_after_s: int | None = None, fields: bytes = b"") -> None:
+        super().__init__(f"{message}; try again in {retry_after_s} s" if message and retry_after_s else message)
+        self.retry_after_s = retry_after_s
+        self.fields = fields
+
+
+class TokenRateLimited(RateLimited):
+    text = "this key has used its tokens of this minute"
+    reason = "tokens"
+
+
+class ConcurrencyLimited(RateLimited):
+    code = "concurrency_limit_exceeded"
+    text = "this key has as many requests under way as it may"
+    reason = "concurrency"
+
+
+class RequestOverTokenLimit(RateLimited):
+    """One request has more tokens than its key may use in a minute: it would never be let in."""
+
+    code, status, retryable = "request_over_token_limit", 413, False
+    text = "this request has more tokens than its key may use in a minute"
+    reason = "tokens"
 
 
 class PayloadTooLarge(IopError):

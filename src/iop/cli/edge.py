@@ -1,4 +1,4 @@
-"""``iop-edge``: serve, check, init, demo, status, reload, run, and the commands of :mod:`iop.cli.control`."""
+"""``iop-edge``: serve, check, init, demo, status, reload, run; :mod:`iop.cli.control` and ``key`` have the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from iop.cli import control
+from iop.cli import control, key
 from iop.cli.admin import admin_of, of_running_edge
 from iop.cli.program import (
     Exit,
@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.set_defaults(run=_run)
 
     control.add(commands)
+    key.add(commands)
     return main_of(parser, argv)
 
 
@@ -123,9 +124,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from iop.config.edge import without_effect
+    from iop.config.keysfile import check_keys
     from iop.config.load import load_edge
 
     config = load_edge(arguments.config)
+    check_keys(config.http)
     providers = sum(len(node.providers) for node in config.nodes)
     print(
         f"{arguments.config}: ok; nodes: {len(config.nodes)}, providers: {providers}, models: {len(config.models)}; "

@@ -20,6 +20,7 @@ LIVE = frozenset(
         "http.allow_anonymous",
         "http.api_keys",
         "http.cors_origins",
+        "http.keys_file",
         "http.max_body_bytes",
         "http.max_buffered_body_bytes",
         "http.max_header_bytes",
@@ -89,7 +90,8 @@ def compare(running: EdgeConfig, wanted: EdgeConfig) -> Change:
             update[name] = after.model_copy(update=kept)
     config = wanted.model_copy(update=update) if update else wanted
     listen = config.http.listen
-    if not listen.is_loopback and not config.http.api_keys and not config.http.allow_anonymous:
+    keyless = not config.http.api_keys and config.http.keys_file is None
+    if not listen.is_loopback and keyless and not config.http.allow_anonymous:
         # The file is sound, with the address that it names. With the one that stays it would open the edge to anybody.
         fault = (
             f"http.api_keys: the edge still listens on {listen}, which other machines reach, and would ask for no key; "

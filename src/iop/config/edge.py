@@ -33,6 +33,7 @@ from iop.config.fields import (
     digest,
     secret_from,
 )
+from iop.config.keys import KeyRules
 from iop.config.tls import HttpTls, TransportTls
 
 __all__ = [
@@ -63,10 +64,9 @@ class EdgeSection(Section):
     drain_timeout_sec: Annotated[Real, Field(ge=0, le=86_400)] = 30.0
 
 
-class ApiKey(Section):
+class ApiKey(KeyRules):
     """One client key (API-4). Exactly one source; only its SHA-256 is kept, in :attr:`key_hash`."""
 
-    principal: Ident
     key_env: SecretEnv | None = None
     key_file: SecretFile | None = None
     key_sha256: Sha256 | None = None
@@ -90,6 +90,7 @@ class HttpSection(Section):
     tls: HttpTls | None = None
     allow_anonymous: bool = False
     api_keys: tuple[ApiKey, ...] = ()
+    keys_file: ConfigPath | None = None
     max_body_bytes: Bytes = 33_554_432
     max_buffered_body_bytes: Bytes = 536_870_912
     max_header_bytes: Annotated[Int, Field(ge=1024, le=1_048_576)] = 32_768

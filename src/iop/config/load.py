@@ -20,7 +20,17 @@ from iop.config.rules import ADMIN_LISTEN, TRANSPORT_LISTEN, edge_faults, node_f
 from iop.config.source import Lines, read_tree
 from iop.errors import ConfigError
 
-__all__ = ["admin_address", "load_edge", "load_node", "node_port", "parse_edge", "parse_node"]
+__all__ = [
+    "admin_address",
+    "field_faults",
+    "keys_path",
+    "load_edge",
+    "load_node",
+    "node_port",
+    "parse_edge",
+    "parse_node",
+    "render",
+]
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -36,11 +46,8 @@ def load_node(path: str | Path, *, env: Mapping[str, str] = os.environ) -> NodeC
 
 
 def admin_address(path: str | Path, *, env: Mapping[str, str] = os.environ) -> HostPort | None:
-    """Where an edge with this file has its admin listener, None if it has none. Reads nothing else, so that neither a
-    fault elsewhere nor a secret that only the edge is given stands in the way. Raises ConfigError."""
-    tree, _, faults = read_tree(_read(path), env)
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{path}: {fault.message}" for fault in faults] or [f"{path}: not the file of an edge"])
+    """Where an edge with this file has its admin listener, None if it has none. Raises ConfigError."""
+    tree = _glance(path, env)
     section = tree.get("admin", {})
     if section is None or (isinstance(section, dict) and "listen" in section and section["listen"] is None):
         return None
@@ -53,10 +60,8 @@ def admin_address(path: str | Path, *, env: Mapping[str, str] = os.environ) -> H
 
 def node_port(path: str | Path, *, env: Mapping[str, str] = os.environ) -> tuple[HostPort, Path | None, list[str]]:
     """Where an edge with this file lets nodes in, the certificates that it shows them (None: it has no TLS), and the
-    ids of its nodes. Reads nothing else; see :func:`admin_address`. Raises ConfigError."""
-    tree, _, faults = read_tree(_read(path), env)
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{path}: {fault.message}" for fault in faults] or [f"{path}: not the file of an edge"])
+    ids of its nodes. Raises ConfigError."""
+    tree = _glance(path, env)
     section = tree.get("transport")
     section = section if isinstance(section, dict) else {}
     try:
@@ -68,6 +73,26 @@ def node_port(path: str | Path, *, env: Mapping[str, str] = os.environ) -> tuple
     nodes = tree.get("nodes")
     ids = [str(node.get("id")) for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return listen, Path(path).parent / Path(cert).expanduser() if isinstance(cert, str) and cert else None, ids
+
+
+def keys_path(path: str | Path, *, env: Mapping[str, str] = os.environ) -> Path | None:
+    """The keys file of an edge with this file, None if it names none. Raises ConfigError."""
+    section = _glance(path, env).get("http")
+    name = section.get("keys_file") if isinstance(section, dict) else None
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError([f"{path}: http.keys_file: write the path of a file"])
+    return Path(path).parent / Path(name).expanduser()
+
+
+def _glance(path: str | Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """An edge's file as it stands. Nothing is checked, so that neither a fault elsewhere nor a secret that only the
+    edge is given stands in the way of a command."""
+    tree, _, faults = read_tree(_read(path), env)
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path}: {fault.message}" for fault in faults] or [f"{path}: not the file of an edge"])
+    return tree
 
 
 def parse_edge(
@@ -109,14 +134,14 @@ def _parse(
             config = model.model_validate_json(json.dumps(tree, default=str), context=context)
         except ValidationError as error:
             told = {fault.path for fault in faults}  # such as an unset variable, which leaves an empty value
-            faults.extend(fault for fault in _field_faults(model, error) if fault.path not in told)
+            faults.extend(fault for fault in field_faults(model, error) if fault.path not in told)
         else:
             faults.extend(twins(config))
             if not faults:
                 return config
     elif not faults:
         faults.append(Fault((), "should be sections such as 'http:', not a list or a single value"))
-    raise ConfigError(_render(faults, lines, source))
+    raise ConfigError(render(faults, lines, source))
 
 
 _MAY_BE_AUTO = ("models", "providers", "candidates")
@@ -170,7 +195,8 @@ def _twins(config: EdgeConfig) -> Iterable[Fault]:
 # ---- faults as text -------------------------------------------------------------------------------------------------
 
 
-def _field_faults(model: type[BaseModel], error: ValidationError) -> Iterable[Fault]:
+def field_faults(model: type[BaseModel], error: ValidationError) -> Iterable[Fault]:
+    """What pydantic found, in our words."""
     # Neither input nor URL: the input may be a secret.
     items = error.errors(include_input=False, include_url=False)
     inner = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
@@ -214,7 +240,7 @@ def _model_at(annotation: Any, path: tuple[str | int, ...]) -> type[BaseModel] |
     return _model_at(field.annotation, path[1:]) if field else None
 
 
-def _render(faults: list[Fault], lines: Lines, source: str) -> list[str]:
+def render(faults: list[Fault], lines: Lines, source: str) -> list[str]:
     """One line per fault, in the order of the file, no line twice."""
     located = [(_line(fault.path, lines), fault) for fault in faults]
     located.sort(key=lambda item: item[0] or 0)

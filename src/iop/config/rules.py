@@ -80,11 +80,12 @@ def _listeners(tree: Tree) -> Iterator[Fault]:
     http, transport = _section(tree, "http"), _section(tree, "transport")
     clients = _address(http.get("listen", HTTP_LISTEN))
     nodes = _address(transport.get("listen", TRANSPORT_LISTEN))
-    if clients and not clients.is_loopback and not http.get("api_keys") and http.get("allow_anonymous") is not True:
+    keyless = not http.get("api_keys") and not http.get("keys_file")
+    if clients and not clients.is_loopback and keyless and http.get("allow_anonymous") is not True:
         yield Fault(
             ("http", "listen"),
-            f"{clients} is open to other machines without any key; add http.api_keys, listen on 127.0.0.1, "
-            "or set http.allow_anonymous: true (API-4)",
+            f"{clients} is open to other machines without any key; add http.api_keys or http.keys_file, listen on "
+            "127.0.0.1, or set http.allow_anonymous: true (API-4)",
         )
     if nodes and not nodes.is_loopback and not transport.get("tls") and transport.get("allow_plaintext") is not True:
         yield Fault(

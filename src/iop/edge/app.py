@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from iop.edge.discovery import Discovery
 from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
+from iop.edge.keychain import Found, Keychain
 from iop.edge.nodes import NodeServer
 from iop.edge.operator import Operator
 from iop.edge.reload import Load, Prepared, Reloaded, Reloader
@@ -113,8 +115,9 @@ class Edge:
         self._hurry = asyncio.Event()
         self.revision = 1  # of the configuration; counts up with each change, from the start of the program
         self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take)
-        self.discovery = Discovery(runtime, lambda: self.prepare(self.file), self.take)
+        self.discovery = Discovery(runtime, lambda: self.prepare(self.file, self.keychain.found), self.take)
         self.discovery.configure(file)
+        self.keychain = Keychain(runtime, config.http, self._let_in)
         told = plan.payloads(config, self.revision, asks=asks(file))
         self.dispatcher = Dispatcher(
             runtime,
@@ -141,7 +144,7 @@ class Edge:
         self.nodes.on_inventory = self.discovery.reported
         self.front = Front(
             self.dispatcher,
-            plan.access(config.http),
+            plan.access(config.http, self.keychain.keys),
             plan.models(config),
             max_body_bytes=config.http.max_body_bytes,
             started_at=int(time.time()),
@@ -179,16 +182,18 @@ class Edge:
         """Takes over a changed configuration, whole or not at all. Raises ConfigError and changes nothing."""
         return self.take(self.prepare(wanted))
 
-    def prepare(self, wanted: EdgeConfig) -> Prepared:
+    def prepare(self, wanted: EdgeConfig, keys: Found | None = None) -> Prepared:
         """All that can be made of a configuration beforehand. Changes nothing, so a thread may do it while requests go
-        on: with many nodes it takes longer than a stream may wait. Raises ConfigError."""
+        on: with many nodes it takes longer than a stream may wait. The keys file is read again unless ``keys`` says
+        what it has. Raises ConfigError."""
         running = self.config
         change = compare(running, fill_in(wanted, self.discovery.found))
         change = replace(change, changed=(*change.changed, *asked_anew(self.file, wanted)))
         revision = self.revision + bool(change.changed)
         told = plan.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))
         silent = sorted({*without_effect(change.config)} - {*without_effect(running)})
-        return Prepared(running, wanted, change, revision, told, plan.pool_arguments(change.config), silent)
+        keys = keys or self.keychain.prepare(change.config.http)
+        return Prepared(running, wanted, change, revision, told, plan.pool_arguments(change.config), silent, keys)
 
     def take(self, prepared: Prepared) -> Reloaded:
         """Takes over what was prepared.
@@ -203,10 +208,16 @@ class Edge:
         change = prepared.change
         for text in prepared.silent:
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
+        self.keychain.take(change.config.http, prepared.keys)
         if not change.changed:
+            self._let_in()
             return Reloaded(self.revision, change, self.nodes.refresh())  # nodes that refused are asked again
         self.config, self.revision = change.config, prepared.revision
         return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool))
+
+    def _let_in(self) -> None:
+        """The keys file has changed."""
+        self.front.let_in(plan.access(self.config.http, self.keychain.keys))
 
     def _configure(self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any]) -> list[str]:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
@@ -214,7 +225,9 @@ class Edge:
         d.providers = plan.settings(config)
         d.window_bytes = config.transport.stream_window_bytes
         d.max_buffered_bytes = config.transport.max_buffered_bytes
-        self.front.configure(plan.access(config.http), plan.models(config), config.http.max_body_bytes)
+        self.front.configure(
+            plan.access(config.http, self.keychain.keys), plan.models(config), config.http.max_body_bytes
+        )
         self.http.limits = plan.server_limits(config.http)
         self.http.tls = config.http.tls.served if config.http.tls is not None else None
         self.nodes.tls = config.transport.tls.served if config.transport.tls is not None else None
@@ -232,6 +245,7 @@ class Edge:
         if self.admin is not None and admin is not None:
             self.admin_port = await self.admin.start(admin.host, admin.port)
             logs.listening(log, "admin", admin.host, self.admin_port)
+        self.keychain.start()
         self.http_port = await self.http.start(http.host, http.port)
         logs.listening(log, "http", http.host, self.http_port)
 
@@ -269,6 +283,7 @@ class Edge:
         self._draining = True
         self.reloader.close()
         self.discovery.close()
+        self.keychain.close()
         self.dispatcher.stop_all()
         self.nodes.close(grace_ms=1000)
         self.http.stop_accepting()
@@ -298,9 +313,13 @@ class Edge:
                     "needs_restart": list(self.reloader.needs_restart),
                     "faults": self.reloader.faults,
                 },
+                "keys": self.keychain.status(),
             },
             **snapshot,
             "nodes": nodes,
+            "principals": self.keychain.principals(
+                Counter(request.principal for request in self.dispatcher.live), self.runtime.loop.time()
+            ),
         }
 
     def _watch(self, sink: logs.Sink) -> None:
@@ -314,6 +333,8 @@ class Edge:
             lambda: sum(p["capacity"] for n in pool.snapshot(self.dispatcher.now)["nodes"] for p in n["providers"])
         )
         metrics.ignored_returns.watch(lambda: pool.stats.returned_twice)
+        metrics.keys.watch(lambda: self.keychain.count)
+        metrics.keys_refused.watch(lambda: int(bool(self.keychain.faults)))
         metrics.client_connections.watch(lambda: len(http.connections))
         metrics.client_accepted.watch(lambda: http.stats.accepted)
         metrics.client_bytes.watch(lambda: {("in",): http.stats.bytes_in, ("out",): http.stats.bytes_out})

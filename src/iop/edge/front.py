@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import MODELS, READ, ROUTES, WRITE, Endpoint, Page, Shape, page_of, raw
 from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
 from iop.edge.intake import Intake, form_of
+from iop.edge.keys import ANONYMOUS, Key
 from iop.edge.request import ClientRequest
 from iop.errors import (
     Forbidden,
     IopError,
     MethodNotAllowed,
     ModelNotFound,
+    RateLimited,
     RouteNotFound,
     ShuttingDown,
     Unauthorized,
@@ -32,7 +35,6 @@ from iop.net.http.exchange import Exchange
 
 __all__ = ["Access", "Front", "ModelInfo", "answer_health", "require_local"]
 
-ANONYMOUS = "anonymous"
 _JSON = b"content-type: application/json\r\n"
 _READING = (b"GET", b"HEAD")
 _LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
@@ -40,14 +42,16 @@ _LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask (API-4). ``keys`` maps the SHA-256 of a key to its principal; empty means that no key is asked for.
+    """Who may ask (API-4). ``keys`` maps the SHA-256 of a good key to it. One of them is asked for unless
+    ``anonymous``, even if there is none.
 
     ``local_only``: without keys the edge serves loopback, and then a browser page of another origin must not reach it
     through a name that resolves there (DNS rebinding). ``cors``: the origins whose pages may read answers, if any.
     """
 
-    keys: Mapping[bytes, str] = field(default_factory=dict)
-    local_only: bool = True
+    keys: Mapping[bytes, Key]
+    anonymous: bool
+    local_only: bool
     cors: Cors | None = None
 
 
@@ -87,6 +91,10 @@ class Front:
         self._models = models
         self._max_body_bytes = max_body_bytes
 
+    def let_in(self, access: Access) -> None:
+        """From here on these may ask."""
+        self._access = access
+
     # ---- the App protocol --------------------------------------------------------------------------------------------
 
     def head_received(self, ex: Exchange) -> None:
@@ -101,8 +109,10 @@ class Front:
             if endpoint is None or head.method != b"POST":
                 self._aside(ex, endpoint)
             else:
-                principal = self._principal(ex)
-                ex.context = (endpoint, principal, Intake(head, self._max_body_bytes))
+                key = self._key(ex)
+                intake = Intake(head, self._max_body_bytes)
+                # Last, so that whatever comes later finds the permit in the context.
+                ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
         except IopError as exc:
             self.fail(ex, exc)
 
@@ -115,16 +125,21 @@ class Front:
             self.fail(ex, exc)
 
     def request_complete(self, ex: Exchange) -> None:
-        endpoint, principal, intake = ex.context
+        endpoint, key, intake, permit = ex.context
         d = self._dispatcher
         try:
             intake.finish()
             model = self._models.get(intake.model)
+            if model is not None and not key.may_use(intake.model, model.group_id):
+                d.metrics.key_refusals["model"].value += 1
+                model = None  # what a key may not use is not there for it
             if model is None:
                 raise self._no_model(intake.model)
+            if permit is not None:
+                permit.reserve(intake.estimated_tokens, d.runtime.loop.time())
         except IopError as exc:
             return self.fail(ex, exc)
-        request = ClientRequest(d, ex, endpoint, principal, intake)
+        request = ClientRequest(d, ex, endpoint, key.principal, intake, permit=permit)
         ex.context = request
         request.start(model.group_id, model.request_timeout_s)
         return None
@@ -132,6 +147,8 @@ class Front:
     def client_gone(self, ex: Exchange, reason: str) -> None:
         if isinstance(ex.context, ClientRequest):
             ex.context.client_gone(reason)
+        else:
+            self._return_permit(ex)
 
     def rejected(self, status: int) -> None:
         self._dispatcher.metrics.requests["other", "invalid_request_error"].value += 1
@@ -151,8 +168,17 @@ class Front:
         api = endpoint.name if endpoint is not None else "other"
         self._dispatcher.metrics.requests[api, error.code].value += 1
         block = b"x-request-id: %b\r\n%b" % (request_id.encode(), error_headers(error))
-        ex.context = None
+        if isinstance(error, RateLimited | Unauthorized):
+            reason = error.reason if isinstance(error, RateLimited) else "unknown_key"
+            self._dispatcher.metrics.key_refusals[reason].value += 1
+        self._return_permit(ex)
         ex.respond(error.status, block, error_body(error, shape, request_id))
+
+    def _return_permit(self, ex: Exchange) -> None:
+        """A request ends that did not become one of the pool's."""
+        context, ex.context = ex.context, None
+        if context is not None and context[3] is not None:
+            context[3].end(self._dispatcher.runtime.loop.time())
 
     @staticmethod
     def _shape(ex: Exchange, endpoint: Endpoint | None) -> Shape:
@@ -169,19 +195,20 @@ class Front:
         if page is not None and page.keyless:
             _require_reading(ex)
             return answer_health(ex, self._ready())
-        principal = self._principal(ex)
+        key = self._key(ex)
         if endpoint is not None:
             raise MethodNotAllowed(WRITE)
         if page is not None:
             _require_reading(ex)
-            return ex.respond(200, _JSON, self._page(ex, page))
+            return ex.respond(200, _JSON, self._page(ex, page, key))
         endpoint = raw(head.path, self._shape(ex, None)) if head.method == b"POST" else None
         if endpoint is None:
             raise RouteNotFound
-        ex.context = (endpoint, principal, Intake(head, self._max_body_bytes, form_of(head)))
+        intake = Intake(head, self._max_body_bytes, form_of(head))
+        ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
         return None
 
-    def _page(self, ex: Exchange, page: Page) -> bytes:
+    def _page(self, ex: Exchange, page: Page, key: Key) -> bytes:
         """Raises ModelNotFound or InvalidRequest."""
         if page.path == b"/openapi.json":
             from iop.edge.api.openapi import openapi
@@ -191,9 +218,11 @@ class Front:
 
         shape = self._shape(ex, None)
         if page is MODELS:
-            return some_models([*self._models], shape, ex.head.query, self._started_at)
+            names = [name for name, info in self._models.items() if key.may_use(name, info.group_id)]
+            return some_models(names, shape, ex.head.query, self._started_at)
         name = model_id(ex.head.path)
-        if name not in self._models:
+        info = self._models.get(name)
+        if info is None or not key.may_use(name, info.group_id):
             raise ModelNotFound(f"model {name[:100]!r} does not exist")
         return one_model(name, shape, self._started_at)
 
@@ -208,7 +237,7 @@ class Front:
             allow = WRITE
         else:
             raise RouteNotFound
-        if not self._access.keys and self._access.local_only:
+        if self._access.anonymous and self._access.local_only:
             self._require_local(ex)
         block = b"allow: %b\r\n" % allow.encode("ascii")
         if ex.more_fields and b"access-control-request-method" in first:
@@ -217,27 +246,27 @@ class Front:
 
     # ---- access ------------------------------------------------------------------------------------------------------
 
-    def _principal(self, ex: Exchange) -> str:
-        """Who asks. Raises Unauthorized, Forbidden or ShuttingDown."""
+    def _key(self, ex: Exchange) -> Key:
+        """Whose request it is. Raises Unauthorized, Forbidden or ShuttingDown."""
         if not self._ready():
             raise ShuttingDown
         access = self._access
         head = ex.head
-        if not access.keys:
+        if access.anonymous:
             if access.local_only:
                 self._require_local(ex)
             return ANONYMOUS
         # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
         repeated, first = head.fields.repeated, head.fields.first
         if b"authorization" not in repeated and b"x-api-key" not in repeated:
-            key = first.get(b"x-api-key")
+            value = first.get(b"x-api-key")
             bearer = first.get(b"authorization")
             if bearer is not None and bearer[:7].lower() == b"bearer ":
                 token = bearer[7:].strip()
-                key = token if key is None or key == token else None
-            principal = access.keys.get(hashlib.sha256(key).digest()) if key is not None else None
-            if principal is not None:
-                return principal
+                value = token if value is None or value == token else None
+            key = access.keys.get(hashlib.sha256(value).digest()) if value is not None else None
+            if key is not None and (key.expires_at is None or time.time() < key.expires_at):
+                return key
         raise Unauthorized
 
     def _require_local(self, ex: Exchange) -> None:

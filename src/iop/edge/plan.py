@@ -11,6 +11,7 @@ from iop.config.edge import EdgeConfig, HttpSection, NodeEntry, ProviderEntry
 from iop.edge.cors import Cors
 from iop.edge.dispatch import ProviderSettings
 from iop.edge.front import Access, ModelInfo
+from iop.edge.keys import Key
 from iop.errors import ConfigError
 from iop.net.http.exchange import ServerLimits
 from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
@@ -109,10 +110,11 @@ def _provider_config(p: ProviderEntry) -> m.ProviderConfig:
     )
 
 
-def access(http: HttpSection) -> Access:
-    """Who may ask (API-4)."""
+def access(http: HttpSection, keys: Mapping[bytes, Key]) -> Access:
+    """Who may ask (API-4). That keys are configured counts, not that one of them is good."""
+    keyless = not http.api_keys and http.keys_file is None
     cors = Cors(http.cors_origins) if http.cors_origins else None
-    return Access({key.key_hash: key.principal for key in http.api_keys}, not http.allow_anonymous, cors)
+    return Access(keys, anonymous=keyless, local_only=not http.allow_anonymous, cors=cors)
 
 
 def models(config: EdgeConfig) -> dict[str, ModelInfo]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
+from iop.edge.keychain import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
@@ -36,7 +37,8 @@ Answer = Callable[["Reloaded | IopError"], None]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What there is to take over: the change from ``running``, and what nodes (``told``) and pool are to be given.
-    ``file`` is what was read, with its open places; ``silent`` are settings without effect that were not there before.
+    ``file`` is what was read, with its open places; ``silent`` are settings without effect that were not there before,
+    ``keys`` what the keys file says.
     """
 
     running: EdgeConfig
@@ -46,6 +48,7 @@ class Prepared:
     told: dict[str, m.NodeConfigPayload]
     pool: dict[str, Any]
     silent: list[str]
+    keys: Found = field(default_factory=Found)
 
 
 @dataclass(frozen=True, slots=True)

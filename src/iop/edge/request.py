@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from iop._fast.relay import Tokens
     from iop.edge.dispatch import Dispatcher, ProviderSettings
     from iop.edge.intake import Intake
+    from iop.edge.keys import Permit
 
 __all__ = ["ClientRequest", "State"]
 
@@ -58,6 +59,7 @@ class ClientRequest(Dispatched):
         "_ex",
         "_first_at",
         "_lost_once",
+        "_permit",
         "_provider",
         "_provider_status",
         "_sse",
@@ -74,7 +76,14 @@ class ClientRequest(Dispatched):
     stream: ClientStream | None
 
     def __init__(
-        self, dispatcher: Dispatcher, ex: Exchange, endpoint: Endpoint, principal: str, intake: Intake
+        self,
+        dispatcher: Dispatcher,
+        ex: Exchange,
+        endpoint: Endpoint,
+        principal: str,
+        intake: Intake,
+        *,
+        permit: Permit | None = None,
     ) -> None:
         super().__init__(dispatcher)
         self._ex = ex
@@ -86,6 +95,7 @@ class ClientRequest(Dispatched):
         self.error: IopError | None = None
         self.body_bytes = 0
         self._lost_once = False
+        self._permit = permit  # of a key that has limits
         self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
         self._first_at = 0.0
@@ -258,6 +268,8 @@ class ClientRequest(Dispatched):
         is worth keeping. If it does not end soon, it is cancelled after all."""
         stream.discard()
         self._move(CANCELLING)
+        if self._permit is not None:
+            self._permit.free()
         self._timer.cancel()
         self._timer = self._dispatcher.wheel.arm(FINISH_GRACE_S, lambda: self._cancel(m.CancelReason.CLIENT_GONE))
 
@@ -292,6 +304,8 @@ class ClientRequest(Dispatched):
         text = f"x-request-id: {self.request_id}\r\nx-iop-attempts: {self.attempts}\r\nx-iop-queue-ms: {waited_ms}\r\n"
         if lease is not None:
             text += f"x-iop-provider: {lease.provider_id}\r\n"
+        if self._permit is not None:
+            return text.encode() + self._permit.fields(self._dispatcher.runtime.loop.time())
         return text.encode()
 
     def outline(self) -> Outline:
@@ -304,6 +318,8 @@ class ClientRequest(Dispatched):
 
     def _over(self) -> None:
         self.intake.release()
+        if self._permit is not None:
+            self._permit.end(self._dispatcher.runtime.loop.time(), self._usage)
         self._log()
         self._ex.context = None  # it refers to us, and we to it: nothing is left for the collector to find
 

@@ -290,6 +290,13 @@ class EdgeMetrics(Metrics):
         self.ignored_returns = self._watched("lease_returns_ignored", "Second returns of a lease.")
         self.readmissions = self._counter("readmissions", "Requests put back to their old place.", cause=_OPEN)
         self.tokens = self._counter("tokens", "Tokens that providers reported.", kind=TOKEN_KINDS)
+        self.keys = self._gauge("keys", "Good keys of clients.")
+        self.keys_refused = self._gauge("keys_last_reload_refused", "1 if the keys file is refused as it is.")
+        self.key_refusals = self._counter(
+            "key_refusals",
+            "Requests refused for their key.",
+            reason=("unknown_key", "rate", "tokens", "concurrency", "model"),
+        )
         self.client_connections = self._gauge("client_connections", "Open client connections.")
         self.client_accepted = self._watched("client_connections_accepted", "Client connections accepted.")
         self.client_bytes = self._watched("client_bytes", "Bytes exchanged with clients.", direction=DIRECTIONS)

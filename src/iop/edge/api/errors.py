@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from iop.edge.api.routes import Shape
-from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, NodeDraining, from_code
+from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, NodeDraining, RateLimited, from_code
 from iop.wire.messages import ErrorCode, ExecutionFailure
 
 __all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of"]
@@ -79,6 +79,8 @@ def error_headers(error: IopError) -> bytes:
         block += b"retry-after: %d\r\n" % error.retry_after_s
     if error.status == 401:
         block += b"www-authenticate: Bearer\r\n"
+    if isinstance(error, RateLimited):
+        block += error.fields
     if isinstance(error, MethodNotAllowed):
         block += b"allow: %b\r\n" % error.allow.encode("ascii")
     return block
