@@ -1,0 +1,135 @@
+"""What nodes report becomes configuration: bursts together, nothing lost, and nothing that was not asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from iop.config.auto import Found
+from iop.config.diff import Change
+from iop.config.load import parse_edge
+from iop.edge import discovery as discovery_module
+from iop.edge.discovery import Discovery
+from iop.edge.reload import Prepared, Reloaded
+from iop.errors import ConfigError
+from iop.net.loop import Runtime
+from iop.wire import messages as m
+from tests.support.aio import async_test, until
+
+NODE = "nodes: [{{id: n{n}, token_sha256: '{n}{zeros}', providers: auto}}, {{id: x, token_sha256: 'a{zeros}'}}]\n"
+FILE = parse_edge(NODE.format(n=1, zeros="0" * 63) + "models: auto\n")
+CLOSED = parse_edge(NODE.format(n=1, zeros="0" * 63).replace("providers: auto", "providers: []"))
+
+
+def listing(*names: str) -> m.Inventory:
+    server = m.DetectedServer("ollama", "ollama", 11434, 4, [name.encode() for name in names])
+    return m.Inventory([], [server])
+
+
+class Desk:
+    """A discovery whose work takes as long as the test says. ``seen`` is what each piece of work was made of."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.discovery = Discovery(runtime, self.prepare, self.take)
+        self.discovery.configure(FILE)
+        self.working: list[threading.Event] = []
+        self.seen: list[Mapping[str, Found]] = []
+        self.refuse = False
+
+    def prepare(self) -> Prepared:
+        go = threading.Event()
+        self.seen.append(self.discovery.found)
+        self.working.append(go)
+        assert go.wait(10)
+        return Prepared(FILE, FILE, Change(FILE, ("models[x] added",), ()), 0, {}, {}, [])
+
+    def take(self, prepared: Prepared) -> Reloaded:
+        if self.refuse:
+            raise ConfigError(["too large"])
+        return Reloaded(2, prepared.change)
+
+    async def work(self, number: int) -> None:
+        """Waits until this piece of work has begun, and lets it end."""
+        await until(lambda: len(self.working) == number, what=f"work {number}")
+        self.working[number - 1].set()
+
+
+@asynccontextmanager
+async def working() -> AsyncIterator[Desk]:
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    desk = Desk(runtime)
+    try:
+        yield desk
+    finally:
+        desk.discovery.close()
+        for go in desk.working:
+            go.set()
+        runtime.close()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_module, "PAUSE_S", 0.0)
+
+
+@pytest.mark.req("CONF-2")
+@async_test()
+async def test_what_is_reported_while_another_report_is_worked_out_is_not_lost() -> None:
+    async with working() as desk:
+        desk.discovery.reported("n1", listing("a"))
+        await until(lambda: len(desk.working) == 1, what="the first work")
+        for names in (("b",), ("b", "c")):
+            desk.discovery.reported("n1", listing(*names))
+        await desk.work(1)
+        await desk.work(2)
+        assert [found["n1"].servers[0].models for found in desk.seen] == [("a",), ("b", "c")]
+        desk.discovery.reported("n1", listing("b", "c"))  # nothing new
+        desk.discovery.reported("n1", listing("d"))
+        await desk.work(3)
+        assert desk.seen[2]["n1"].servers[0].models == ("d",)
+
+
+@pytest.mark.req("CONF-2")
+@async_test()
+async def test_a_configuration_that_cannot_be_taken_over_does_not_end_the_work() -> None:
+    async with working() as desk:
+        desk.refuse = True
+        desk.discovery.reported("n1", listing("a"))
+        await desk.work(1)
+        desk.discovery.reported("n1", listing("b"))
+        await desk.work(2)
+
+
+@pytest.mark.req("CONF-1", "SEC-4")
+@async_test()
+async def test_a_node_cannot_bring_in_what_it_was_not_asked_for() -> None:
+    async with working() as desk:
+        desk.discovery.reported("nobody", listing("a"))
+        assert desk.discovery.found == {}
+        desk.discovery.reported("x", listing("a"))
+        assert desk.discovery.found["x"] == Found()  # its models are asked for, its servers are not
+        desk.discovery.reported("n1", listing("good", "", "bad\n", " bad", "\x1b[2J"))
+        assert desk.discovery.found["n1"].servers[0].models == ("good",)
+        desk.discovery.configure(CLOSED)
+        desk.discovery.reported("x", m.Inventory([m.ProviderModels("p", [b"a"])]))
+        assert desk.discovery.found["x"] == Found()
+        await desk.work(1)
+
+
+@pytest.mark.req("API-5")
+@async_test()
+async def test_a_model_may_come_until_all_nodes_have_reported() -> None:
+    async with working() as desk:
+        assert desk.discovery.may_come("anything")
+        desk.discovery.reported("n1", listing("a"))
+        assert desk.discovery.may_come("anything")
+        desk.discovery.reported("x", m.Inventory())
+        assert not desk.discovery.may_come("anything")
+        await desk.work(1)
+        desk.discovery.configure(CLOSED)
+        assert not desk.discovery.may_come("anything")
