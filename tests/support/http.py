@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,9 @@ class Client:
         self.last = False  # the head that came last said that its connection ends
 
     @classmethod
-    async def connect(cls, address: Address, *, receive_bytes: int | None = None) -> Client:
+    async def connect(
+        cls, address: Address, *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> Client:
         """``receive_bytes`` makes the socket's buffer small, for clients that read slowly."""
         sock = socket.socket()
         if receive_bytes is not None:
@@ -99,7 +102,8 @@ class Client:
             sock.close()
             raise
         limit = 65536 if receive_bytes is None else receive_bytes
-        return cls(*await asyncio.open_connection(sock=sock, limit=limit))
+        name = address[0] if tls is not None else None
+        return cls(*await asyncio.open_connection(sock=sock, limit=limit, ssl=tls, server_hostname=name))
 
     def send(self, data: bytes) -> None:
         self._method = data.partition(b" ")[0] or self._method
@@ -116,6 +120,12 @@ class Client:
     def finish_sending(self) -> None:
         """FIN, and reading goes on."""
         self._writer.write_eof()
+
+    @property
+    def tls(self) -> ssl.SSLObject:
+        """What the handshake came to."""
+        found: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
+        return found
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

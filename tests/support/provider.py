@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -250,8 +251,9 @@ class Connection(asyncio.Protocol):
 class ScriptedProvider:
     """See the module. ``calls`` are all whole requests so far, in the order in which they became whole."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         self._sock = sock
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._waiting: asyncio.Queue[Call] = asyncio.Queue()
         self.begun: asyncio.Queue[Call] = asyncio.Queue()
@@ -302,7 +304,7 @@ class ScriptedProvider:
     async def __aenter__(self) -> ScriptedProvider:
         loop = asyncio.get_running_loop()
         create = loop.create_unix_server if self._sock.family == socket.AF_UNIX else loop.create_server
-        self._server = await create(lambda: Connection(self), sock=self._sock.dup())
+        self._server = await create(lambda: Connection(self), sock=self._sock.dup(), ssl=self._tls)
         return self
 
     async def __aexit__(self, *_: object) -> None:
