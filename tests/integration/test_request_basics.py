@@ -239,17 +239,6 @@ async def test_a_client_that_asks_first_is_told_to_continue(stack: Stack) -> Non
         assert (await client.answer()).status == 200
 
 
-@pytest.mark.req("API-5", "API-6")
-@async_test()
-async def test_D10_a_body_over_the_limit_is_refused_before_it_is_asked_for(stack: Stack) -> None:
-    async with stack.scene() as scene:
-        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
-        client = await scene.send(head % CHAT.encode())
-        answer = await client.answer()
-        assert answer.status == 413
-        assert answer.get("connection") == "close"
-
-
 @pytest.mark.req("API-1", "API-6")
 @async_test()
 async def test_an_http_1_0_client_is_served(stack: Stack) -> None:
@@ -286,20 +275,6 @@ async def test_an_http_1_0_client_may_keep_its_connection(stack: Stack) -> None:
             answer = await client.answer()
             assert answer.get("connection") == "keep-alive"
             assert answer.body == chat_answer("x")
-
-
-@pytest.mark.req("API-1")
-@pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/readyz", "/v1/models", "/v1/models/m"])
-@async_test()
-async def test_HEAD_answers_like_GET_without_a_body(stack: Stack, path: str) -> None:
-    async with stack.scene() as scene:
-        client = await scene.client()
-        client.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        whole = await client.answer()
-        client.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        bare = await client.answer()
-        assert (bare.status, bare.body) == (200, b"")
-        assert bare.get("content-length") == whole.get("content-length") == str(len(whole.body))
 
 
 @pytest.mark.req("API-1")
@@ -373,17 +348,6 @@ async def test_a_provider_that_reads_slowly_holds_back_its_own_client_alone(stac
         assert len(held.body) == len(body) + len("real-")
         held.respond(chat_answer("slow"))
         assert (await slow.answer()).body == chat_answer("slow")
-
-
-@pytest.mark.req("API-6")
-@async_test()
-async def test_D9_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
-    async with stack.scene() as scene:
-        provider = scene.provider
-        provider.answer = lambda call: call.respond(chat_answer(call.json["messages"][0]["content"]))
-        client = await scene.send(b"".join(post(CHAT, chat("m", text=str(i))) for i in range(1000)))
-        for i in range(1000):
-            assert (await client.answer()).body == chat_answer(str(i))
 
 
 @pytest.mark.req("TUN-8")

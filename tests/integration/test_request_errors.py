@@ -423,14 +423,3 @@ async def test_a_paused_stream_does_not_stall(stack: Stack) -> None:
         call.end_stream()
         await client.head()
         assert await client.body() == sent + chat_event({}, "stop")
-
-
-@pytest.mark.req("API-6")
-@pytest.mark.parametrize("part", [b"POST /v1/chat", post(CHAT, chat("m"))[:-3]])
-@async_test()
-async def test_D8_a_request_that_does_not_arrive_is_given_up(hasty: Stack, part: bytes) -> None:
-    async with hasty.scene() as scene:
-        client = await scene.send(part)
-        answer = await client.answer()
-        assert answer.status == 408
-        assert await client.end() == "fin"

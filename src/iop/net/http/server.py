@@ -21,7 +21,7 @@ from email.utils import formatdate
 from enum import StrEnum
 from typing import cast
 
-from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
+from iop._fast.body import FRAMING_CHUNKED, FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
 from iop.credentials.contexts import Served
 from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge
@@ -212,7 +212,8 @@ class HttpConnection(asyncio.Protocol):
         if head.framing != FRAMING_NONE:
             if head.content_length > server.limits.max_body_bytes:
                 exchange.keep_alive = False
-            self._decoder = BodyDecoder(head.framing, head.content_length)
+            limit = server.limits.max_body_bytes if head.framing == FRAMING_CHUNKED else 0
+            self._decoder = BodyDecoder(head.framing, head.content_length, limit)
         server.app.head_received(exchange)
         if exchange.done:
             return
@@ -247,10 +248,6 @@ class HttpConnection(asyncio.Protocol):
         assert exchange is not None
         limits, stats = self.server.limits, self.server.stats
         for piece in pieces:
-            if decoder.body_bytes > limits.max_body_bytes:
-                exchange.keep_alive = False
-                self.server.app_error(exchange, PayloadTooLarge())
-                return used
             if stats.buffered_body_bytes + len(piece) > limits.max_buffered_body_bytes:
                 self.server.app_error(exchange, Overloaded())
                 return used
