@@ -68,10 +68,10 @@ async def test_what_init_writes_serves_as_the_readme_says(tmp_path: Path) -> Non
     with Program(command("iop-edge", "init", "my-iop"), cwd=tmp_path) as init:
         assert init.wait() == 0
     lines = [line.removeprefix("  $ ").split() for line in init.output.splitlines() if line.startswith("  $ ")]
-    assert [line[1:] for line in lines] == [["serve", "-c", "my-iop/edge.yaml"], ["serve", "-c", "my-iop/node.yaml"]]
+    assert [line[1:] for line in lines[:2]] == [["serve", "-c", f"my-iop/{name}.yaml"] for name in ("edge", "node")]
     edge_file, node_file = tmp_path / "my-iop/edge.yaml", tmp_path / "my-iop/node.yaml"
     written = edge_file.read_text() + "admin: {listen: '127.0.0.1:9090'}\n"
-    edge_file.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", written))
+    edge_file.write_text(re.sub(r"(127\.0\.0\.1|0\.0\.0\.0):\d+", "127.0.0.1:0", written))
     with Program(command("iop-edge", *lines[0][1:], "--log-format", "json"), cwd=tmp_path) as edge:
         host, port = edge.address("nodes")
         node_file.write_text(node_file.read_text().replace("127.0.0.1:7443", f"{host}:{port}"))

@@ -23,7 +23,7 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.authority = Authority()
+        self.authority = Authority.create()
         self.ca = str(self._write("ca.pem", self.authority.certificate_pem))
 
     @property

@@ -7,9 +7,8 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from iop.cli import control, key
+from iop.cli import certify, control, init, key, token
 from iop.cli.admin import admin_of, of_running_edge
 from iop.cli.program import (
     Exit,
@@ -42,13 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config_file(check)
     check.set_defaults(run=_check)
 
-    init = commands.add_parser(
-        "init",
-        help="write a first configuration",
-        description="Writes edge.yaml, node.yaml and a token into DIR and prints the two commands to run.",
-    )
-    init.add_argument("dir", metavar="DIR", type=Path, help="folder to write into; made if absent")
-    init.set_defaults(run=_init)
+    init.add(commands)
+    token.add(commands)
+    certify.add(commands)
 
     demo = commands.add_parser(
         "demo",
@@ -136,14 +131,6 @@ def _check(arguments: argparse.Namespace) -> int:
     )
     for text in without_effect(config):
         print(f"{arguments.config}: has no effect: {text}", file=sys.stderr)
-    return Exit.OK
-
-
-def _init(arguments: argparse.Namespace) -> int:
-    from iop.cli.init import write
-
-    for line in write(arguments.dir):
-        print(line)
     return Exit.OK
 
 

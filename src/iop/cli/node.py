@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 
+from iop.cli import join
 from iop.cli.program import (
     Exit,
     Parser,
-    Usage,
     config_file,
     console_or_json,
     main_of,
@@ -19,9 +17,6 @@ from iop.cli.program import (
     version,
     watch_input,
 )
-from iop.config.fields import HostPort
-
-TOKEN_VARIABLE = "IOP_NODE_TOKEN"  # noqa: S105 - a name, not a token
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,16 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config_file(check)
     check.set_defaults(run=_check)
 
-    join = commands.add_parser(
-        "join", help="run a node without a file", description="Runs a node with default settings and no file."
-    )
-    join.add_argument("edge", metavar="HOST:PORT", help="the edge's transport address")
-    join.add_argument(
-        "--token", metavar="T", help=f"this node's token (default: ${TOKEN_VARIABLE}, which other users cannot read)"
-    )
-    console_or_json(join)
-    until_eof(join)
-    join.set_defaults(run=_join)
+    join.add(commands)
     return main_of(parser, argv)
 
 
@@ -71,25 +57,6 @@ def _check(arguments: argparse.Namespace) -> int:
     config = load_node(arguments.config)
     print(f"{arguments.config}: ok; dials {config.node.edge}")
     return Exit.OK
-
-
-def _join(arguments: argparse.Namespace) -> int:
-    from iop.config.load import parse_node
-
-    token = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        raise Usage(f"join needs the node's token: --token T, or {TOKEN_VARIABLE} in the environment")
-    try:
-        HostPort.parse(arguments.edge)
-    except ValueError as error:
-        raise Usage(f"{arguments.edge}: {error}") from None
-    # Without a file there is no folder of ours to put a run store into.
-    text = json.dumps({"node": {"edge": arguments.edge, "token_env": TOKEN_VARIABLE}, "store": {"url": None}})
-    config = parse_node(text, source="iop-node join", env={TOKEN_VARIABLE: token})
-    from iop.node.app import run
-
-    watch_input(arguments)
-    return run(config, log_format=arguments.log_format)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A CA for one edge and its nodes, and the certificates that it gives them (SEC-1).
 
-The only module that needs the cryptography package, which is imported when a certificate is made: by ``iop-edge init``.
-A running edge or node never does.
+The only module that needs the cryptography package, which is imported when a certificate is made: by ``iop-edge init``
+and ``iop-edge certify``. A running edge or node never does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LEAF_DAYS = 825
 SKEW = timedelta(hours=1)  # clocks of other machines may be behind
 
 
-def identity_uri(kind: str, name: str, trust_domain: str = TRUST_DOMAIN) -> str:
+def identity_uri(kind: str, name: str) -> str:
     """The URI that says for whom a certificate stands; ``kind`` is ``edge`` or ``node``."""
-    return f"spiffe://{trust_domain}/iop/{kind}/{name}"
+    return f"spiffe://{TRUST_DOMAIN}/iop/{kind}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,49 @@ class Issued:
 
 
 class Authority:
-    """A new CA, with a key of its own on P-256. ``valid_from`` and the days of each certificate are for tests."""
+    """A CA whose key is at hand. ``valid_from`` and the days of a certificate are there for tests."""
 
-    def __init__(self, *, days: float = CA_DAYS, valid_from: datetime | None = None) -> None:
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._certificate = certificate
+        self._key = key
+        self.issued = _issued(certificate, key)
+
+    @classmethod
+    def create(cls, *, days: float = CA_DAYS, valid_from: datetime | None = None) -> Authority:
+        """A new one, with a key on P-256."""
         from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import NameOID
 
-        self._key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(ec.SECP256R1())
         serial = x509.random_serial_number()
         # A name of its own: a chain is never built with another edge's CA.
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"IOP CA {serial & 0xFFFFFFFF:08x}")])
-        usage = _usage(sign_certificates=True)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"IOP CA {serial & 0xFFFFFFFF:08x}")])
         builder = (
-            _builder(self._key, days, valid_from, serial)
-            .subject_name(self._name)
-            .issuer_name(self._name)
+            _builder(key, days, valid_from, serial)
+            .subject_name(name)
+            .issuer_name(name)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
+            .add_extension(_usage(sign_certificates=True), critical=True)
         )
-        self._certificate = self._sign(builder)
-        self.issued = _issued(self._certificate, self._key)
+        return cls(builder.sign(key, hashes.SHA256()), key)
+
+    @classmethod
+    def load(cls, certificate_pem: bytes, key_pem: bytes) -> Authority:
+        """One that was made before. Raises ValueError, which quotes nothing of the key."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            key = serialization.load_pem_private_key(key_pem, None)
+        except (ValueError, TypeError):
+            raise ValueError("not a certificate and a key without a password, both PEM") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ValueError("the key is not that of the CA's certificate")
+        return cls(certificate, key)
 
     @property
     def certificate_pem(self) -> bytes:
@@ -88,6 +110,7 @@ class Authority:
 
     def _leaf(self, kind: str, name: str, hosts: Sequence[str], days: float, valid_from: datetime | None) -> Issued:
         from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -97,19 +120,14 @@ class Authority:
         builder = (
             _builder(key, days, valid_from, x509.random_serial_number())
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"IOP {kind} {name}"[:64])]))
-            .issuer_name(self._name)
+            .issuer_name(self._certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(sign_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
-        return _issued(self._sign(builder), key)
-
-    def _sign(self, builder: x509.CertificateBuilder) -> x509.Certificate:
-        from cryptography.hazmat.primitives import hashes
-
-        return builder.sign(self._key, hashes.SHA256())
+        return _issued(builder.sign(self._key, hashes.SHA256()), key)
 
 
 def _builder(

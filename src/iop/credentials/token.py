@@ -21,6 +21,8 @@ _FORM = re.compile(r"iop-join\.[A-Za-z0-9_-]{43}\.([0-9a-f]{64})")
 def new_token(ca_sha256: str | None = None) -> str:
     """A fresh token of 256 random bits; a join token if the edge has a CA of its own."""
     secret = secrets.token_urlsafe(32)
+    while secret.startswith("-"):  # a command line would take it for an option
+        secret = secrets.token_urlsafe(32)
     return f"{PREFIX}{secret}.{ca_sha256}" if ca_sha256 else secret
 
 

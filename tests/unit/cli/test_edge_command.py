@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
 
 from iop.cli import status
 from iop.cli.edge import main
-from iop.config.load import load_edge, load_node
 from tests.unit.cli.fake_admin import STATUS, Admin
 
 ROOT = Path(__file__).parents[3]
@@ -75,45 +73,10 @@ def test_bad_usage_is_one_line_and_exit_2(argv: list[str], capsys: pytest.Captur
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("serve", "check", "init", "demo", "status"):
+    for command in ("serve", "check", "init", "token", "certify", "demo", "status"):
         assert command in text
     assert call(["--version"]) == 0
     assert capsys.readouterr().out == "iop-edge 0.1.0\n"
-
-
-def test_init_writes_files_that_load_and_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "my iop"
-    assert call(["init", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    commands = [line for line in lines if line.startswith("  $ ")]
-    assert len(commands) == 2
-    assert commands[0].endswith(f"iop-edge serve -c '{folder}/edge.yaml'")
-    assert commands[1].endswith(f"iop-node serve -c '{folder}/node.yaml'")
-    assert stat.S_IMODE((folder / "node-1.token").stat().st_mode) == 0o600
-
-    edge, node = load_edge(folder / "edge.yaml"), load_node(folder / "node.yaml")
-    token = node.node.token.get_secret_value()
-    from iop.config.fields import digest
-
-    assert edge.nodes[0].token_hash == digest(token)
-    assert token not in (folder / "edge.yaml").read_text()
-    assert token not in "\n".join(lines)
-    assert node.node.edge == edge.transport.listen
-    assert edge.models[0].candidates[0].provider == edge.nodes[0].providers[0].id
-
-
-@pytest.mark.parametrize("name", ["edge.yaml", "node.yaml", "node-1.token"])
-def test_init_overwrites_nothing(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / name).symlink_to("dangling")
-    assert call(["init", str(tmp_path)]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert [entry.name for entry in tmp_path.iterdir()] == [name]
-
-
-def test_init_where_it_may_not_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    assert call(["init", str(tmp_path / "file" / "sub")]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 # ---- status ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import pytest
 
 from iop.cli.node import main
 from iop.config.node import NodeConfig
+from tests.support.certificates import Certificates
 
 ROOT = Path(__file__).parents[3]
+JOIN_TOKEN = f"iop-join.{'sek' * 14}A.{'0a' * 32}"
 
 
 def call(argv: list[str]) -> int:
@@ -77,12 +79,52 @@ def test_join_needs_no_file(
     assert config.node.token.get_secret_value() == "sekret"
 
 
+@pytest.mark.req("SEC-1")
+@pytest.mark.parametrize(
+    ("argv", "tls"),
+    [
+        (["join", "edge:7443", "--token", JOIN_TOKEN], {"ca_sha256": "0a" * 32}),
+        (["join", "127.0.0.1:7443", "--token", JOIN_TOKEN], {"ca_sha256": "0a" * 32}),
+        (["join", "edge:7443", "--token", "t", "--tls"], {}),
+        (["join", "edge:7443", "--token", "t", "--ca", "ca.pem"], {"ca": "ca.pem"}),
+        (["join", "edge:7443", "--token", "t", "--plaintext"], None),
+        (["join", "localhost:7443", "--token", "t"], None),
+    ],
+)
+def test_join_decides_how_the_edge_is_known(
+    argv: list[str],
+    tls: dict[str, str] | None,
+    started: list[tuple[NodeConfig, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Certificates(tmp_path)
+    assert call(argv) == 4
+    ((config, _),) = started
+    if tls is None:
+        assert config.node.tls is None
+    else:
+        assert config.node.tls is not None
+        assert config.node.tls.model_dump(exclude_defaults=True, mode="json") == {
+            name: str(tmp_path / value) if name == "ca" else value for name, value in tls.items()
+        }
+    assert config.node.token.get_secret_value() == argv[3]
+
+
+@pytest.mark.req("SEC-1")
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
         (["join", "edge:7443"], "needs the node's token"),
         (["join", "edge", "--token", "sekret"], "HOST:PORT"),
-        (["join", "edge:7443", "--token", "sek ret "], "one line of up to 1024"),
+        (["join", "edge:7443", "--tls", "--token", "sek ret "], "one line of up to 1024"),
+        (["join", "edge:7443", "--token", "sekret"], "in the clear"),
+        (["join", "10.0.0.1:7443", "--token", "sekret"], "--plaintext on a network that you trust"),
+        (["join", "edge:7443", "--token", JOIN_TOKEN[:-1]], "damaged"),
+        (["join", "edge:7443", "--token", JOIN_TOKEN, "--plaintext"], "leave --plaintext out"),
+        (["join", "edge:7443", "--token", "sekret", "--plaintext", "--tls"], "not allowed with"),
+        (["join", "edge:7443", "--token", "sekret", "--ca", "/nowhere/ca.pem"], "cannot read /nowhere/ca.pem"),
     ],
 )
 def test_join_that_cannot_work_is_one_line(

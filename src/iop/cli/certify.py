@@ -1,0 +1,111 @@
+"""``iop-edge certify``: certificates from the CA of ``iop-edge init``, for new nodes and for when they expire."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iop.cli.program import Exit, Usage
+from iop.cli.reach import hosts_option
+
+if TYPE_CHECKING:
+    from iop.credentials.authority import Authority, Issued
+
+__all__ = ["add"]
+
+
+def add(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the parser."""
+    certify = commands.add_parser(
+        "certify",
+        help="issue or renew certificates",
+        description="Writes NODE.pem and NODE-key.pem for each node that is named, from the CA in DIR that `iop-edge "
+        "init` made. Without a name all certificates in DIR that stand for an edge or node are renewed, with new keys; "
+        "`iop-edge reload` then takes over the edge's, and a node takes its own when it is started again.",
+    )
+    certify.add_argument("dir", metavar="DIR", type=Path, help="the folder with ca.pem and ca-key.pem")
+    certify.add_argument("node", metavar="NODE", nargs="*", help="ids of nodes, as in edge.yaml")
+    hosts_option(certify)
+    certify.set_defaults(run=_certify)
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    folder: Path = arguments.dir
+    authority = _authority(folder)
+    if arguments.node and arguments.host:
+        raise Usage("--host is for the edge's certificate, which is renewed when no node is named")
+    for node in arguments.node:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", node):
+            raise Usage("NODE: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+    found = [(node, authority.node(node)) for node in arguments.node] or list(
+        _renewed(folder, authority, arguments.host)
+    )
+    if not found:
+        raise Usage(f"{folder} has no certificate of an edge or node to renew; name nodes")
+    for name, issued in found:
+        _replace(folder / f"{name}-key.pem", issued.key_pem, 0o600)
+        _replace(folder / f"{name}.pem", issued.certificate_pem, 0o644)
+        print(f"wrote {folder / name}.pem and {folder / name}-key.pem")
+    return Exit.OK
+
+
+def _authority(folder: Path) -> Authority:
+    from iop.credentials.authority import Authority
+    from iop.credentials.contexts import CredentialFault, check_certificate
+
+    cert, key = folder / "ca.pem", folder / "ca-key.pem"
+    try:
+        check_certificate(cert)
+        return Authority.load(cert.read_bytes(), key.read_bytes())
+    except CredentialFault as error:
+        raise Usage(str(error)) from None
+    except ValueError as error:
+        raise Usage(f"{cert} and {key}: {error}") from None
+
+
+def _renewed(folder: Path, authority: Authority, hosts: list[str]) -> Iterator[tuple[str, Issued]]:
+    """A successor for each certificate that stands for somebody, with the names that it has, and ``hosts`` in front."""
+    from iop.credentials.certificate import BadCertificate, read_pem
+
+    for path in sorted(folder.glob("*.pem")):
+        if not path.with_name(f"{path.stem}-key.pem").exists():
+            continue
+        try:
+            leaf = read_pem(path.read_bytes())[0]
+            identity = leaf.identity()
+        except BadCertificate:
+            continue
+        if leaf.is_ca or identity is None:
+            continue
+        if identity.kind == "node":
+            yield path.stem, authority.node(identity.id)
+        else:
+            yield path.stem, authority.edge(identity.id, [*hosts, *leaf.dns_names, *leaf.addresses])
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """In one step, so that whoever reads it gets the old one or the new one, whole. Owner and mode of an old one stay,
+    since the edge may run as somebody else."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    old = path.stat() if path.exists() else None
+    if old is not None:
+        mode = stat.S_IMODE(old.st_mode)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+            if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(descriptor, old.st_uid, old.st_gid)
+            os.chmod(descriptor, mode)  # whatever the umask has taken
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
