@@ -361,11 +361,10 @@ def sizes() -> Iterator[Case]:
         yield Case(f"D11-target-of-{count}", wire, status, keep=status == 200, served=status == 200)
     yield Case("D11-endless-line", b"GET /" + b"x" * 100_000, 431)
     yield Case("D11-endless-fields", b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, 431)
-    name = b'{"model":"%b"}' % (b"m" * 512)
-    wire = head(f"Content-Length: {len(name)}") + name
-    yield Case("D13-model-of-512-bytes", wire, 404, keep=True)
-    wire = head(f"Content-Length: {len(name) + 1}") + name.replace(b"m" * 512, b"m" * 513)
-    yield Case("D13-model-of-513-bytes", wire, 400, keep=True)
+    body = b'{"model":"%b"}' % (b"m" * 512)
+    yield Case("D13-model-of-512-bytes", head(f"Content-Length: {len(body)}") + body, 404, keep=True)
+    body = body.replace(b"m" * 512, b"m" * 513)
+    yield Case("D13-model-of-513-bytes", head(f"Content-Length: {len(body)}") + body, 400, keep=True)
 
 
 CASES = {case.name: case for family in (lengths, codings, hosts, starts, fields, chunks, sizes) for case in family()}
