@@ -12,7 +12,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm chaos-refresh \
+.PHONY: run test bench lint asan sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm chaos-refresh docs \
 	proto wheel clean build
 .DELETE_ON_ERROR:
 
@@ -81,6 +81,10 @@ chaos-sigterm: build
 # Changes the configuration 200 times a minute, for REFRESH_S seconds.
 chaos-refresh: build
 	REFRESH_S=$(REFRESH_S) $(CHAOS) tests/chaos/test_refresh.py
+
+# docs/configuration.md, from the models that read the files and the comments of configs/.
+docs: build
+	$(BIN)/python docs/generate.py
 
 proto: build
 	mkdir -p build/proto

@@ -130,7 +130,17 @@ async def admin(bus: EventBus) -> AsyncIterator[Address]:
     """An admin listener around a bus, in this loop."""
     runtime = Runtime(asyncio.get_running_loop())
     runtime.start()
-    app = Admin(runtime, EdgeMetrics(), dict, bus, reload=_unasked, runs=_unasked, operator=_unasked, local_only=True)
+    app = Admin(
+        runtime,
+        EdgeMetrics(),
+        dict,
+        bus,
+        reload=_unasked,
+        runs=_unasked,
+        operator=_unasked,
+        ready=_unasked,
+        local_only=True,
+    )
     server = HttpServer(runtime, app, app.fail, ServerLimits())
     try:
         yield "127.0.0.1", await server.start("127.0.0.1", 0)

@@ -259,7 +259,17 @@ async def test_an_admin_listener_beyond_loopback_takes_no_runs() -> None:
     """It asks for no key, and others reach it."""
     runtime = Runtime(asyncio.get_running_loop())
     runtime.start()
-    app = Admin(runtime, EdgeMetrics(), dict, EventBus(), reload=_never, runs=_never, operator=_never, local_only=False)
+    app = Admin(
+        runtime,
+        EdgeMetrics(),
+        dict,
+        EventBus(),
+        reload=_never,
+        runs=_never,
+        operator=_never,
+        ready=_never,
+        local_only=False,
+    )
     server = HttpServer(runtime, app, app.fail, ServerLimits())
     client = await Client.connect(("127.0.0.1", await server.start("127.0.0.1", 0)))
     body = json.dumps(DIRECT).encode()

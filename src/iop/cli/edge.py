@@ -1,4 +1,4 @@
-"""``iop-edge``: serve, check, init, demo, status, reload, run; :mod:`iop.cli.control` and ``key`` have the others."""
+"""``iop-edge``: its command line. Some begin here: serve, check, demo, status, reload, run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from iop.cli import certify, control, init, key, token
+from iop.cli import certify, completion, control, init, key, token
 from iop.cli.admin import admin_of, of_running_edge
 from iop.cli.program import (
     Exit,
@@ -25,6 +25,11 @@ from iop.cli.program import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``iop-edge``; returns the exit code."""
+    return main_of(command_line(), argv)
+
+
+def command_line() -> Parser:
+    """The whole of it: every command with its options."""
     parser = Parser(prog="iop-edge", description="The edge of IOP: one HTTP endpoint, many LLM servers.")
     version(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -94,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     control.add(commands)
     key.add(commands)
-    return main_of(parser, argv)
+    completion.add(commands, parser)
+    return parser
 
 
 def _seconds(text: str) -> float:

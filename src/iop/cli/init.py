@@ -1,5 +1,6 @@
-"""``iop-edge init``: a first pair of files that works as written, with the built-in echo provider, and the certificates
-and the token with which a node on any machine comes in over TLS (SEC-1)."""
+"""``iop-edge init``: a first pair of files that works as written, with the model servers that the node finds and the
+built-in echo provider, and the certificates and the token with which a node on any machine comes in over TLS (SEC-1).
+"""
 
 from __future__ import annotations
 
@@ -32,13 +33,11 @@ nodes:
   - id: node-1
     token_sha256: "{token_sha256}"
     providers:
-      - {{id: node-1-echo, kind: echo, capacity: 4}}
-      # A real model server beside the node:
+      - {{id: node-1, kind: auto}}              # model servers that it finds beside it: Ollama, vLLM, llama.cpp, ...
+      - {{id: node-1-echo, kind: echo}}         # to try: repeats what it is told
+      # One that is written down, with settings of its own:
       # - {{id: node-1-vllm, kind: vllm, base_url: "http://127.0.0.1:8000/v1", capacity: 8}}
-models:
-  - id: echo
-    candidates:
-      - {{node: node-1, provider: node-1-echo, target: echo}}
+models: auto                      # what they list, under its own name
 """
 
 NODE = """\

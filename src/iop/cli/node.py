@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from iop.cli import join
+from iop.cli import completion, join
 from iop.cli.program import (
     Exit,
     Parser,
@@ -21,6 +21,11 @@ from iop.cli.program import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``iop-node``; returns the exit code."""
+    return main_of(command_line(), argv)
+
+
+def command_line() -> Parser:
+    """The whole of it: every command with its options."""
     parser = Parser(prog="iop-node", description="A node of IOP: runs beside LLM servers and dials out to the edge.")
     version(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -38,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.set_defaults(run=_check)
 
     join.add(commands)
-    return main_of(parser, argv)
+    completion.add(commands, parser)
+    return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import iop
+from iop.cli.manual import Layout, epilog
 from iop.errors import ConfigError, IopError
 
 __all__ = [
@@ -50,9 +53,19 @@ class Usage(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line."""
+    """argparse whose errors are one line, with a hint for a misspelt command, and whose help ends with examples."""
+
+    def __init__(self, *, prog: str, **more: Any) -> None:
+        super().__init__(prog=prog, formatter_class=Layout, epilog=epilog(prog), **more)
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.match(r".*invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            known = re.findall(r"[\w-]+", wrong[2])
+            close = get_close_matches(wrong[1], known, 1)
+            message = f"there is no {wrong[1][:64]!r} here; " + (
+                f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+            )
         self.exit(Exit.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

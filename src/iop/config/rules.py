@@ -44,8 +44,6 @@ def node_faults(tree: Tree) -> Iterator[Fault]:
     yield from _node_tls(_section(node, "tls"))
     if node.get("allow_workspaces"):
         yield Fault(("node", "allow_workspaces"), "this version has no workspaces; leave the list empty")
-    if _section(tree, "metrics").get("listen") is not None:
-        yield Fault(("metrics", "listen"), "this version has no metrics on the node; the edge's admin listener has")
     reconnect = _section(tree, "reconnect")
     if _int(reconnect.get("max_attempts")) == 0 and number(reconnect.get("interval_sec", 10)) == 0:
         yield Fault(("reconnect", "interval_sec"), "unlimited attempts (max_attempts: 0) need an interval above 0")

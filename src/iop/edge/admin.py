@@ -16,12 +16,13 @@ import msgspec
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
 from iop.edge.feed import Feed, wanted_of
-from iop.edge.front import answer_health, require_local
+from iop.edge.front import answer_health
 from iop.edge.operator import Operator
 from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
 from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
 from iop.net.http.exchange import Exchange
+from iop.net.http.local import require_local
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics

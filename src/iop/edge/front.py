@@ -6,7 +6,6 @@ once its body is complete, or dropped because the client left before that.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from iop.edge.intake import Intake, form_of
 from iop.edge.keys import ANONYMOUS, Key
 from iop.edge.request import ClientRequest
 from iop.errors import (
-    Forbidden,
     IopError,
     MethodNotAllowed,
     ModelNotFound,
@@ -32,12 +30,12 @@ from iop.errors import (
 )
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
+from iop.net.http.local import require_local
 
-__all__ = ["Access", "Front", "ModelInfo", "answer_health", "require_local"]
+__all__ = ["Access", "Front", "ModelInfo", "answer_health"]
 
 _JSON = b"content-type: application/json\r\n"
 _READING = (b"GET", b"HEAD")
-_LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +268,7 @@ class Front:
         raise Unauthorized
 
     def _require_local(self, ex: Exchange) -> None:
-        """Raises Forbidden, see :func:`require_local`. An origin that the configuration names is not a foreign one."""
+        """Raises Forbidden. An origin that the configuration names is not a foreign one."""
         head, cors = ex.head, self._access.cors
         origin = head.fields.first.get(b"origin")
         require_local(head.host, None if cors is not None and cors.names(origin) else origin)
@@ -289,18 +287,3 @@ def answer_health(ex: Exchange, ready: bool) -> None:
 def _require_reading(ex: Exchange) -> None:
     if ex.head.method not in _READING:
         raise MethodNotAllowed(READ)
-
-
-@functools.lru_cache(maxsize=64)  # an edge is known by few names, and hears one with every request
-def require_local(host: bytes, origin: bytes | None) -> None:
-    """Raises Forbidden unless both name this very machine (DNS rebinding, see :class:`Access`)."""
-    if host and _hostname(host) not in _LOOPBACK_NAMES:
-        raise Forbidden("without API keys only loopback host names are served; set http.api_keys or allow_anonymous")
-    if origin is not None and _hostname(origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
-        raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
-
-
-def _hostname(authority: bytes) -> bytes:
-    if authority.startswith(b"["):
-        return authority.partition(b"]")[0].lower() + b"]"
-    return authority.partition(b":")[0].lower()

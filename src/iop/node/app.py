@@ -7,12 +7,14 @@ import logging
 
 from iop.config.node import NodeConfig
 from iop.net import loop as net_loop
+from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.node.agent import Backends
 from iop.node.provider import Allowance
 from iop.node.supervisor import Supervisor
 from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
 from iop.node.trust import Trust
+from iop.node.watch import watch_listener
 from iop.observability import logs
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore
@@ -54,11 +56,22 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     _watch(metrics, backends, supervisor, sink)
     metrics.store_rows.watch(lambda: {("written",): runs.written, ("dropped",): runs.dropped})
     net_loop.on_signals(runtime.loop, lambda signum: supervisor.stop())
+    watch: HttpServer | None = None
+    listen = config.metrics.listen
+    if listen is not None:
+        watch = watch_listener(runtime, metrics, lambda: supervisor.connected, local_only=listen.is_loopback)
+        try:
+            logs.listening(log, "metrics", listen.host, await watch.start(listen.host, listen.port))
+        except OSError as exc:
+            log.error("cannot listen: %s", exc.strerror or exc)
+            return 1
     runs.start()
     gc.freeze()
     try:
         return await supervisor.run()
     finally:
+        if watch is not None:
+            watch.close()
         backends.close()
         await runs.close()  # last (SUP-4): it hears of the ends of what was cut off
 

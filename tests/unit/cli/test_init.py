@@ -62,7 +62,8 @@ def test_init_writes_files_that_load_and_belong_together(tmp_path: Path, capsys:
     assert join == ["iop-node", "join", "edge.example.org:7443", "--token", token]
     assert edge.nodes[0].token_hash == digest(token)
     assert token not in (folder / "edge.yaml").read_text()
-    assert edge.models[0].candidates[0].provider == edge.nodes[0].providers[0].id
+    assert [(p.id, p.kind) for p in edge.nodes[0].providers] == [("node-1", "auto"), ("node-1-echo", "echo")]
+    assert [entry.id for entry in edge.models] == ["*"]
     assert edge.http.listen.is_loopback
     assert edge.transport.listen == HostPort("0.0.0.0", 7443)
     assert node.node.edge == HostPort("127.0.0.1", 7443)

@@ -428,7 +428,7 @@ def test_two_entries_do_not_share_a_secret() -> None:
         ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'sqlite:x'}", "store.url", "file:PATH"),
         ("node: {edge: 'e:1', token_env: T}\nstore: {url: 'file:'}", "store.url", "file:PATH"),
         ("node: {edge: 'e:1', token_env: T}\nstore: {url: 3}", "store.url", "file:PATH"),
-        ("node: {edge: 'e:1', token_env: T}\nmetrics: {listen: '127.0.0.1:1'}", "metrics.listen", "version"),
+        ("node: {edge: 'e:1', token_env: T}\nmetrics: {listen: '127.0.0.1'}", "metrics.listen", "HOST:PORT"),
         ("node: {edge: 'e:1', token_env: T}\nreconnect: {max_attempts: -1}", "reconnect.max_attempts", "equal to 0"),
         (
             "node: {edge: 'e:1', token_env: T}\nreconnect: {max_attempts: 0, interval_sec: 0}",
