@@ -95,6 +95,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 class Layout(argparse.HelpFormatter):
     """argparse's, but for paragraphs whose lines are kept as they are: those that begin with a word and a colon."""
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # which argparse forgets for the commands below
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         kept = [p if p.partition("\n")[0].endswith(":") else super(Layout, self)._fill_text(p, width, indent)
                 for p in text.split("\n\n")]  # fmt: skip
