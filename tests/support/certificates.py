@@ -8,8 +8,14 @@ made.ca                         # ca.pem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from iop.credentials.authority import Authority, Issued
 from iop.credentials.certificate import Certificate, read_pem
@@ -39,6 +45,44 @@ class Certificates:
 
     def node(self, node_id: str, *, name: str | None = None) -> dict[str, str]:
         return self.put(name or node_id, self.authority.node(node_id))
+
+    def odd(
+        self,
+        *,
+        uri: str | None = "spiffe://iop.internal/iop/edge/edge-1",
+        more_uris: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+        purposes: Sequence[str] = ("server",),
+        is_ca: bool = False,
+    ) -> dict[str, str]:
+        """One that the CA would not issue by itself, from a certificate of it and a fresh key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
+        names += [x509.UniformResourceIdentifier(one) for one in (uri, *more_uris) if one is not None]
+        known = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
+        authority = x509.load_pem_x509_certificate(self.authority.certificate_pem)
+        signer = serialization.load_pem_private_key(self.authority.issued.key_pem, None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(authority.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        )
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if purposes:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([known[one] for one in purposes]), critical=False)
+        pem = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        key_pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self.put("odd", Issued(pem + self.authority.certificate_pem, key_pem))
 
     def put(self, name: str, issued: Issued) -> dict[str, str]:
         key = self._write(f"{name}-key.pem", issued.key_pem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Mapping
 
 from iop import __version__
@@ -23,14 +24,17 @@ class RawLink:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, address: tuple[str, int], *, receive_bytes: int | None = None) -> RawLink:
+    async def connect(
+        cls, address: tuple[str, int], *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> RawLink:
         """``receive_bytes``: a small receive buffer, so that a peer that reads nothing is soon full."""
         sock = socket.socket()
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, address)
-        return cls(*await asyncio.open_connection(sock=sock, limit=16384))
+        name = address[0] if tls is not None else None
+        return cls(*await asyncio.open_connection(sock=sock, limit=16384, ssl=tls, server_hostname=name))
 
     def send(self, *data: bytes) -> None:
         self._writer.write(b"".join(data))
