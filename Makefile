@@ -12,8 +12,8 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm chaos-refresh docs \
-	proto wheel clean build
+.PHONY: run test bench lint asan asan-kernels fuzz sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm \
+	chaos-refresh docs proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -33,12 +33,19 @@ lint: build
 	$(if $(KERNELS),PATH="$(abspath $(BIN)):$$PATH" cython-lint $(KERNELS))
 
 # Linux only: the sanitizer's runtime has to be loaded before the interpreter's own libraries.
-asan: build
+asan: asan-kernels
+	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
+
+# A client's bytes from the socket to the lease, mutated for so many seconds, on the same kernels.
+SECONDS ?= 60
+fuzz: asan-kernels
+	$(ASAN_ENV) $(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+asan-kernels: build
 	mkdir -p $(ASAN)
 	tar -c --exclude='*.so' --exclude='*.c' --exclude='__pycache__' -f - setup.py pyproject.toml README.md LICENSE src \
 		| tar -x -f - -C $(ASAN)
 	cd $(ASAN) && IOP_SANITIZE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
-	$(ASAN_ENV) $(PYTEST) -p no:cacheprovider $(wildcard tests/unit tests/property tests/fuzz)
 
 # The whole system under a virtual clock, with everything that may go wrong; a part of it is in make test.
 SEEDS ?= 100

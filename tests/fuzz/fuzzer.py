@@ -49,10 +49,10 @@ def cut(data: bytes, rng: random.Random) -> list[bytes]:
 
 def fuzz(
     target: Callable[[list[bytes]], object], seeds: Sequence[bytes], tokens: Sequence[bytes], seed: int = 1
-) -> None:
+) -> int:
     """Invariant: ``target`` gives a result or a documented error as a value, and the same one for any cut.
 
-    Mutants of mutants are kept for a while, so that several changes can add up.
+    Mutants of mutants are kept for a while, so that several changes can add up. Returns the number of inputs.
     """
     rng = random.Random(seed)
     mutants = deque([*seeds], maxlen=200)
@@ -71,3 +71,4 @@ def fuzz(
             raise
         if rng.random() < 0.05:
             mutants.append(data)
+    return ITERATIONS
