@@ -24,6 +24,8 @@ PERIOD_S = 60.0
 SPAN_S = 0.2  # what comes within it leaves together, so a window has 300 entries at most and loses 0.4 % at worst
 DEBT_PERIODS = 60
 
+_RATES = re.compile(rb"^x-ratelimit-[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+
 
 def _matcher(patterns: tuple[str, ...]) -> Callable[[str], object]:
     # Only names that exist are ever matched, so a pattern with many stars costs what its author chose.
@@ -281,6 +283,11 @@ class Permit:
     def fields(self, now: float) -> bytes:
         """As :meth:`Key.rate_fields`."""
         return self._key.rate_fields(now)
+
+    @staticmethod
+    def without_rates(block: bytes) -> bytes:
+        """A provider's field lines without those on rates of its own, which the client would take for its key's."""
+        return _RATES.sub(b"", block) if b"x-ratelimit-" in block.lower() else block
 
 
 _OVER = _Entry(0.0, 0)  # of a permit that has ended

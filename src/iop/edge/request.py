@@ -182,6 +182,8 @@ class ClientRequest(Dispatched):
             self._cancel(m.CancelReason.PROTOCOL)
             self._answer(ProviderProtocolError())
             return
+        if self._permit is not None:
+            block = self._permit.without_rates(block)
         mode, framing = frame_answer(ex.head, status, total)
         if mode == RAW:
             ex.keep_alive = False
