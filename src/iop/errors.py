@@ -225,7 +225,7 @@ class Overloaded(IopError):
 
 class UnsupportedMediaType(IopError):
     code, status = "unsupported_media_type", 415
-    text = "use a JSON body, plain or with content-encoding gzip or deflate"
+    text = "use a body that is plain, or has content-encoding gzip or deflate"
 
 
 class ClientGone(IopError):
