@@ -22,6 +22,7 @@ from iop._fast.body import HeadFinder
 from iop._fast.fd import readable
 from iop._fast.out import Writer
 from iop._fast.relay import ProviderSocket
+from iop.credentials.contexts import public_servers
 from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
 from iop.net import flow
 from iop.net.http.head import ResponseHead, parse_response
@@ -291,7 +292,7 @@ class ProviderPool:
         self.connections: set[Connection] = set()
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
-        self._ssl = ssl if ssl is not None or origin.scheme != "https" else ssl_module.create_default_context()
+        self._ssl = public_servers() if ssl is None and origin.scheme == "https" else ssl
         self._idle: deque[Connection] = deque()  # most recently used at the right
         self._tasks: dict[Call, asyncio.Task[None]] = {}
         self._closed = False
@@ -349,7 +350,12 @@ class ProviderPool:
                     await loop.create_connection(factory, origin.host, origin.port, ssl=self._ssl)
         except TimeoutError:
             error = ProviderUnreachable("the provider did not accept a connection within connect_timeout_ms")
-        except (OSError, ssl_module.SSLError):
+        except ssl_module.SSLCertVerificationError as exc:
+            error = ProviderUnreachable(
+                f"the provider's certificate does not hold: {exc.verify_message}; for a CA of your own start the node "
+                "with SSL_CERT_FILE"
+            )
+        except OSError:
             error = ProviderUnreachable()
         if self._tasks.get(call) is not asyncio.current_task():
             connection.abort()
