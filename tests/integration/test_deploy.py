@@ -210,7 +210,8 @@ def test_hadolint_finds_no_fault_in_the_images() -> None:
 
 # ---- compose --------------------------------------------------------------------------------------------------------
 
-COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
+COMPOSE_TEXT = (DEPLOY / "compose/compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 
 
 def service(program: str) -> dict[str, Any]:
@@ -243,6 +244,10 @@ def test_a_service_gets_the_secrets_that_its_file_names_and_no_other(program: st
 def test_secrets_are_files_that_git_and_a_source_archive_leave_out() -> None:
     for name, source in COMPOSE["secrets"].items():
         assert source == {"file": f"./secrets/{name}"}
+    (made,) = re.findall(r"^#   docker run .*-v \S+ (\S+) (.*)$", COMPOSE_TEXT, re.MULTILINE)
+    assert made[0] == service("iop-edge")["image"]
+    assert shlex.split(made[1])[:2] == ["init", "/secrets"]
+    assert set(shlex.split(made[1])[2::2]) <= options("iop-edge", "init")
     assert "secrets/" in (DEPLOY / "compose/.gitignore").read_text().splitlines()
     assert "prune deploy/compose/secrets" in (DEPLOY.parent / "MANIFEST.in").read_text()
 
@@ -268,6 +273,8 @@ def test_only_clients_of_this_machine_reach_the_edge_and_the_node_port_is_not_pu
     assert COMPOSE["networks"][between] == {"internal": True}
     assert edge.admin.listen is not None
     assert edge.admin.listen.is_loopback
+    assert edge.transport.tls is not None
+    assert node.node.tls is not None
     (probe,) = re.findall(r"http://[^']+", " ".join(service("iop-edge")["healthcheck"]["test"]))
     assert probe == f"http://127.0.0.1:{edge.http.listen.port}/readyz"
 

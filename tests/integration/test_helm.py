@@ -20,7 +20,7 @@ import iop
 from iop.config.edge import EdgeSection
 from iop.config.fields import HostPort
 from iop.config.node import NodeSection
-from iop.edge.front import _HEALTH_PATHS
+from iop.edge.api.routes import PAGES
 from tests.support.deploy import DEPLOY, config_file_of, edge_of, node_of, secret_paths
 
 CHART = DEPLOY / "helm/iop"
@@ -90,9 +90,11 @@ def test_the_default_configuration_is_one_that_the_program_takes(part: str, tmp_
         assert not config.http.listen.is_loopback
         assert config.admin.listen is not None
         assert config.admin.listen.is_loopback  # it has no authentication
+        assert config.transport.tls is not None
     else:
         node = node_of(text, tmp_path)
         assert node.reconnect.max_attempts == 0
+        assert node.node.tls is not None
         assert node.store.url is not None
         written = Path(node.store.url.removeprefix("file:").partition("?")[0])
         assert str(written.parent) in [m["mountPath"] for m in container(part)["volumeMounts"] if not m.get("readOnly")]
@@ -118,7 +120,7 @@ def test_probes_ask_what_the_edge_answers() -> None:
     assert set(ports) == {"http", "nodes", "admin"}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container("edge")[probe]["httpGet"] == {"path": path, "port": "http"}
-        assert path.encode() in _HEALTH_PATHS
+        assert PAGES[path.encode()].keyless
     declared = re.findall(
         r'- name: (\w+)\n +containerPort: \{\{ include "iop.port" ([\w.]+) \}\}', TEMPLATES["edge-deployment.yaml"]
     )

@@ -14,12 +14,15 @@ from pathlib import Path
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge, parse_node
 from iop.config.node import NodeConfig
+from tests.support.certificates import Certificates
 from tests.support.programs import command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PREFIX = "/opt/iop/bin/"  # where docs/deploy.md and the images have the programs
 PROGRAMS = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
+
+_NAMED = r"^[^#\n]*(?:_file|cert|ca): ([\w.-]+)(?=[},\s])"
 
 #: Where a deployment may keep what is secret.
 SECRET_PATH = re.compile(r"/run/secrets/[\w./-]+")
@@ -49,8 +52,11 @@ def secret_paths(text: str) -> set[str]:
 def with_secrets_in(folder: Path, text: str) -> str:
     """The configuration with its files of secrets in ``folder``, which holds one secret for each of their names, the
     same for the same name. Names that are relative count from the folder of the file, so give that as ``base``."""
-    for name in {Path(path).name for path in secret_paths(text)} | set(re.findall(r"_file: ([\w.-]+)(?=[},\s])", text)):
-        (folder / name).write_text(f"secret-of-{name}\n")
+    for name in {Path(path).name for path in secret_paths(text)} | set(re.findall(_NAMED, text, re.MULTILINE)):
+        if not name.endswith(".pem"):
+            (folder / name).write_text(f"secret-of-{name}\n")
+        elif not (folder / name).exists():
+            Certificates(folder).edge()
     return SECRET_PATH.sub(lambda found: str(folder / Path(found[0]).name), text)
 
 
