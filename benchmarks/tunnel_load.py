@@ -30,6 +30,8 @@ if __package__ in (None, ""):  # started as a file
 
 import iop
 from benchmarks.children import Child, ChildFailed
+from iop.credentials.authority import Authority
+from iop.credentials.token import new_token
 
 MIN_STEP_S = 0.001  # of the provider's timer
 WARM_UP_STREAMS = 10
@@ -49,6 +51,7 @@ class Settings:
     non_stream: bool = False
     in_step: bool = False
     prompt_bytes: int = 100
+    tls: bool = False
 
     @property
     def slots(self) -> int:
@@ -91,8 +94,11 @@ def running_pair(settings: Settings) -> Iterator[Pair]:
         provider_port = provider.line()["port"]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         token = secrets.token_urlsafe(16)
+        config = edge_config(provider_port, settings.streams)
+        if settings.tls:
+            token, config["transport"]["tls"] = link_tls(Path(folder))
         file = Path(folder) / "edge.yaml"
-        file.write_text(json.dumps(edge_config(provider_port, settings.streams)))
+        file.write_text(json.dumps(config))
         logs = ["--log-format", "json", "--until-eof"]
         edge = start(
             "edge", "iop.cli.edge", "serve", "-c", str(file), *logs, tells="stderr", env={"IOP_TOKEN_LOAD": token}
@@ -103,6 +109,15 @@ def running_pair(settings: Settings) -> Iterator[Pair]:
         node = start("node", "iop.cli.node", "join", address, *logs, tells="stderr", env={"IOP_NODE_TOKEN": token})
         node.line(lambda line: line.get("event") == "edge_connected")
         yield Pair(edge, node, provider, provider_port, port)
+
+
+def link_tls(folder: Path) -> tuple[str, dict[str, str]]:
+    """A join token, and the files that the edge shows to who has it."""
+    authority = Authority.create()
+    issued = authority.edge("edge-1", ["127.0.0.1"])
+    (folder / "edge.pem").write_bytes(issued.certificate_pem)
+    (folder / "edge-key.pem").write_bytes(issued.key_pem)
+    return new_token(authority.sha256), {"cert": "edge.pem", "key": "edge-key.pem"}
 
 
 def edge_config(provider_port: int, streams: int) -> dict[str, Any]:
@@ -116,7 +131,7 @@ def edge_config(provider_port: int, streams: int) -> dict[str, Any]:
     }
     return {
         "http": {**anywhere, "max_connections": max(1000, 2 * streams)},
-        "transport": anywhere,
+        "transport": dict(anywhere),
         "admin": anywhere,
         "nodes": [{"id": "load", "token_env": "IOP_TOKEN_LOAD", "providers": [provider]}],
         "models": [{"id": "load", "candidates": [{"node": "load", "provider": "load", "target": "load"}]}],
@@ -237,13 +252,20 @@ def main() -> int:
     parser.add_argument("--non-stream", action="store_true", help="whole answers; --rate 0, the default, is no pause")
     parser.add_argument("--in-step", action="store_true", help="all streams speak at once, as in a batching engine")
     parser.add_argument("--prompt-bytes", type=int, default=100, help="of each prompt (default %(default)s)")
+    parser.add_argument("--tls", action="store_true", help="edge and node speak TLS")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
     rate = arguments.rate if arguments.rate is not None else 0.0 if arguments.non_stream else 50.0
     if arguments.streams < 1 or arguments.seconds <= 0 or rate < 0 or not (rate or arguments.non_stream):
         parser.error("--streams, --seconds and --rate have to be above 0")
     settings = Settings(
-        arguments.streams, rate, arguments.seconds, arguments.non_stream, arguments.in_step, arguments.prompt_bytes
+        arguments.streams,
+        rate,
+        arguments.seconds,
+        arguments.non_stream,
+        arguments.in_step,
+        arguments.prompt_bytes,
+        arguments.tls,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that children are ended
     try:
