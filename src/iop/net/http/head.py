@@ -225,9 +225,12 @@ def _is_host(host: bytes) -> bool:
         return False
 
 
+_HASH = ord("#")  # a number: looking for bytes in bytes takes five times as long
+
+
 def _origin_form(target: bytes, host: bytes, method: bytes) -> bytes:
     """The target as path and query: origin form, ``*`` of OPTIONS, or absolute form for this very host (D3)."""
-    if b"#" in target:  # llhttp lets it pass
+    if _HASH in target:  # llhttp lets it pass
         raise HeadError("the request target has a fragment")
     if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
         return target
