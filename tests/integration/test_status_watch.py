@@ -138,7 +138,7 @@ async def busy_edge(rng: random.Random) -> AsyncIterator[Watched]:
 def read(block: str) -> dict[str, Any]:
     """A block of the watch as the numbers in it."""
     head, _, rest = block.partition("\n")
-    providers, models = rest.strip().split("\n\n")
+    providers, models, *_ = rest.strip().split("\n\n")
     rows = [line.split() for line in providers.splitlines()[1:]]
     found = re.search(r"  leases (\d+)  waiting (\d+)$", head)
     assert found is not None, head

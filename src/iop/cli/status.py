@@ -17,6 +17,7 @@ from iop.config.fields import HostPort
 __all__ = ["show", "table"]
 
 TIMEOUT_S = 5.0
+MAX_PRINCIPALS = 10  # the busiest; --json has more
 
 
 def show(admin: HostPort, *, as_json: bool, every_s: float | None) -> int:
@@ -97,10 +98,18 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         for model in status.get("models", [])
     ]
     yield from aligned(("MODEL", "WAITING", "OLDEST MS", "CANDIDATES"), models)
+    principals = [
+        tuple(_text(row, key) for key in ("principal", "in_flight", "requests_last_minute", "tokens_last_minute"))
+        for row in status.get("principals", [])[:MAX_PRINCIPALS]
+    ]
+    if principals:
+        yield ""
+        yield from aligned(("PRINCIPAL", "IN FLIGHT", "REQUESTS/MIN", "TOKENS/MIN"), principals)
     config = edge.get("config")
     notes = [
         *(f"needs a restart: {name}" for name in _list(config, "needs_restart")),
         *(f"the last reload was refused: {fault}" for fault in _list(config, "faults")),
+        *(f"the keys file is refused: {fault}" for fault in _list(edge.get("keys"), "faults")),
     ]
     if notes:
         yield ""

@@ -12,6 +12,7 @@ STATUS: dict[str, Any] = {
         "uptime_s": 3725.4,
         "revision": 3,
         "config": {"needs_restart": ["http.listen"], "faults": ["edge.yaml:3: capacity: \x1b[2J"]},
+        "keys": {"count": 2, "faults": ["keys.json:1: not \x1b[2J JSON"]},
     },
     "leases_in_use": 2,
     "waiting": 1,
@@ -41,6 +42,10 @@ STATUS: dict[str, Any] = {
             "config_refused": {"revision": 3, "code": "bad", "ref": "p\x1b2"},
             "providers": [],
         },
+    ],
+    "principals": [
+        {"principal": "alice", "in_flight": 2, "requests_last_minute": 31, "tokens_last_minute": None},
+        *({"principal": f"p{i}", "in_flight": 0, "requests_last_minute": 1} for i in range(20)),
     ],
     "models": [{"id": "m\x1b[2J", "waiting": 1, "oldest_wait_ms": 120.6, "candidates": [{}, {}]}],
 }

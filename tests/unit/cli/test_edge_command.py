@@ -98,8 +98,13 @@ def test_status_is_a_table(
         "MODEL  WAITING  OLDEST MS  CANDIDATES",
         "m?[2J  1        121        2",
         "",
+        "PRINCIPAL  IN FLIGHT  REQUESTS/MIN  TOKENS/MIN",
+        "alice      2          31            -",
+        *(f"p{i}         0          1             -" for i in range(9)),
+        "",
         "needs a restart: http.listen",
         "the last reload was refused: edge.yaml:3: capacity: ?[2J",
+        "the keys file is refused: keys.json:1: not ?[2J JSON",
     ]
 
 
