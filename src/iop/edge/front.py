@@ -128,7 +128,7 @@ class Front:
         try:
             intake.finish()
             model = self._models.get(intake.model)
-            if model is not None and not key.may_use(intake.model, model.group_id):
+            if key.restricted and model is not None and not key.may_use(intake.model, model.group_id):
                 d.metrics.key_refusals["model"].value += 1
                 model = None  # what a key may not use is not there for it
             if model is None:

@@ -162,14 +162,15 @@ class Counters:
 
 
 class Key:
-    """A good key. ``limited``: its requests need a permit."""
+    """A good key. ``limited``: its requests need a permit; ``restricted``: it may not use every model."""
 
-    __slots__ = ("_allows", "counters", "expires_at", "limited", "principal", "spec")
+    __slots__ = ("_allows", "counters", "expires_at", "limited", "principal", "restricted", "spec")
 
     def __init__(self, spec: KeySpec, counters: Counters | None = None) -> None:
         self.spec = spec
         self.principal = spec.principal
         self.expires_at = spec.expires_at
+        self.restricted = spec.models is not None
         self._allows: Callable[[str], object] | None = None  # made when it is first asked
         limits = (spec.max_concurrent_requests, spec.requests_per_minute, spec.tokens_per_minute)
         self.limited = limits != (None, None, None)
