@@ -231,3 +231,43 @@ async def test_a_stream_that_is_closed_early_ends_at_the_provider(scripted: Stac
                 break
         async with asyncio.timeout(1):
             await call.gone.wait()
+
+
+@pytest.mark.req("API-1", "API-8c")
+@async_test()
+async def test_audio_images_and_moderations(scripted: Stack) -> None:
+    """Forms as the SDK writes them, whole and streamed, and JSON endpoints that IOP has never heard of."""
+    sound = bytes(range(256)) * 4000
+    async with scripted.scene() as scene, async_client(scene) as client:
+        asked = asyncio.ensure_future(client.audio.transcriptions.create(model="m", file=("ä b.wav", sound)))
+        call = await scene.provider.call()
+        assert call.path.endswith(b"/v1/audio/transcriptions")
+        assert sound in call.body
+        assert b'name="model"\r\n\r\nreal-m\r\n' in call.body
+        call.respond(b'{"text":"hello"}')
+        assert (await asked).text == "hello"
+
+        streaming = asyncio.ensure_future(client.audio.transcriptions.create(model="m", file=sound, stream=True))
+        call = await scene.provider.call()
+        call.stream(
+            event({"type": "transcript.text.delta", "delta": "he"}),
+            event({"type": "transcript.text.done", "text": "hello"}),
+        )
+        assert [piece.type async for piece in await streaming] == ["transcript.text.delta", "transcript.text.done"]
+
+        edited = asyncio.ensure_future(client.images.edit(model="m", image=[sound, sound], prompt="ü", n=2))
+        call = await scene.provider.call()
+        assert call.body.count(sound) == 2
+        assert "ü".encode() in call.body
+        call.respond(b'{"created":1,"data":[{"b64_json":"aa"}]}')
+        assert (await edited).data
+
+        spoken = asyncio.ensure_future(client.audio.speech.create(model="m", voice="alloy", input="hi"))
+        call = await scene.provider.call()
+        assert call.json["model"] == "real-m"
+        call.respond(b"\xff\xfb\x90", headers=[(b"Content-Type", b"audio/mpeg")])
+        assert (await spoken).content == b"\xff\xfb\x90"
+
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.audio.transcriptions.create(model="nobody", file=sound)
+        assert unknown.value.code == "model_not_found"
