@@ -89,6 +89,7 @@ def _tampered(digest: str) -> str:
         ("the-systems-cas", "does not hold: self-signed certificate in certificate chain"),
         ("another-name", "is not for 'other.example.org', but for: localhost, 127.0.0.1, ::1"),
         ("another-hash", "The token was not sent"),
+        ("a-borrowed-ca", "does not hold: self-signed certificate in certificate chain"),
         ("a-nodes-certificate", "does not hold: unsuitable certificate purpose"),
         ("no-purpose", "is not one for servers"),
         ("nobodys", "is not for '127.0.0.1', but for: edge.example.org"),
@@ -108,6 +109,11 @@ def test_an_edge_that_is_not_the_one_to_trust_is_told_nothing(
         tls["server_name"] = "other.example.org"
     elif how == "another-hash":
         tls = {"ca_sha256": _tampered(made.sha256)}
+    elif how == "a-borrowed-ca":  # anybody can show the CA's own certificate, which is no secret
+        server = Certificates(tmp_path / "other").edge()
+        with open(server["cert"], "ab") as chain:
+            chain.write(made.authority.certificate_pem)
+        tls = {"ca_sha256": made.sha256}
     elif how == "a-nodes-certificate":
         server = made.node("n1", name="as-edge")
     elif how == "no-purpose":
