@@ -76,7 +76,8 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         (
             _text(node, "id"),
             "yes" if node.get("connected") else "no",
-            *(_text(provider, key) for key in ("id", "kind", "status", "health")),
+            *(_text(provider, key) for key in ("id", "kind", "status")),
+            _health(provider),
             f"{_text(provider, 'in_use')}/{_text(provider, 'capacity')}",
             _text(provider, "lingering"),
             _text(provider, "engine_running"),
@@ -125,6 +126,14 @@ def _config(node: dict[str, Any]) -> str:
     if isinstance(refused, dict):
         text += f" (refused {' '.join(_text(refused, key) for key in ('revision', 'code', 'ref'))})"
     return text
+
+
+def _health(provider: dict[str, Any]) -> str:
+    """The health, and for one that is lowered since when, and what said so."""
+    text, lowered = _text(provider, "health"), provider.get("lowered")
+    if not isinstance(lowered, dict) or not isinstance(since := lowered.get("since"), int | float):
+        return text
+    return f"{text} {_duration(max(0.0, time.time() - since))} ({_text(lowered, 'source')})"
 
 
 def _list(item: object, key: str) -> list[str]:

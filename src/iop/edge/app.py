@@ -141,6 +141,7 @@ class Edge:
             events=self.events,
         )
         self.dispatcher.nodes = self.nodes
+        self.dispatcher.health = self.nodes.health
         self.nodes.on_inventory = self.discovery.reported
         self.front = Front(
             self.dispatcher,
@@ -234,6 +235,7 @@ class Edge:
         self.nodes.max_frame_bytes = config.transport.max_frame_bytes
         acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
         d.perform(self.pool.configure(**pool, now=d.now, acked=acked))
+        self.nodes.health.configure(plan.known(config))
         d.watch_queue()
         return self.nodes.refresh()
 
@@ -300,6 +302,7 @@ class Edge:
         for node in nodes:
             node.update(self.nodes.config_of(node["id"]))
             for provider in node["providers"]:
+                provider.update(self.nodes.health.status(node["id"], provider["id"]))
                 provider.update(engine_fields(engines.get(provider["id"])))
         return {
             "edge": {

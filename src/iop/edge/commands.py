@@ -26,6 +26,8 @@ __all__ = ["MAX_OUTSTANDING", "Commands", "Done"]
 MAX_OUTSTANDING = 32
 MAX_TIMEOUT_S = 30.0
 
+_JUDGED = m.NodeCommand.CAPABILITIES  # its answer is evidence, and whoever asked judges all of it (HEALTH-5)
+
 #: Hears how a command ended; must not raise.
 Done = Callable[[m.NodeCommandResponse | IopError], None]
 
@@ -96,7 +98,7 @@ class Commands:
         if response.code is not m.ErrorCode.UNSPECIFIED:
             # Its words are the node's: the code alone is ours to repeat.
             waiting.done(from_code(response.code.name.lower()))
-        elif response.provider_id != waiting.expected.provider_id:
+        elif response.provider_id != waiting.expected.provider_id and waiting.expected.command is not _JUDGED:
             waiting.done(from_code("internal", "the node answered for another provider"))
         else:
             waiting.done(response)

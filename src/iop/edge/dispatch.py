@@ -23,6 +23,7 @@ from iop.pool.pool import Pool
 from iop.wire import limits
 
 if TYPE_CHECKING:
+    from iop.edge.health import Health
     from iop.edge.nodes import NodeServer
     from iop.edge.request import ClientRequest
     from iop.edge.runs import EdgeRun
@@ -64,6 +65,7 @@ class Dispatcher:
         self.providers = providers
         self.window_bytes = window_bytes
         self.max_buffered_bytes = max_buffered_bytes
+        self.health: Health | None = None  # the composition root sets it
         self.live: set[ClientRequest | EdgeRun] = set()
         self.direct_runs = 0
         self.events = events or EventBus()

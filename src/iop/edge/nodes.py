@@ -20,6 +20,7 @@ from iop._fast.runs import RunSink
 from iop.credentials.contexts import Served
 from iop.edge.commands import Commands
 from iop.edge.engines import EngineFigures, EnginePoll
+from iop.edge.health import Health
 from iop.edge.identity import certified_node, speaks_tls
 from iop.edge.refresh import ConfigState
 from iop.edge.traffic import Traffic
@@ -218,6 +219,7 @@ class NodeLink:
             return self._refuse(m.RejectReason.STALE_CONNECTION)
         self.session.activate()
         if readiness.outcome is ReadyOutcome.ACTIVATED:
+            server.health.ready(self.node_id, self.generation)
             self._log(logging.INFO, "node_connected", version=self.node_version or "?")
         server.perform(readiness.actions)
         return None
@@ -296,6 +298,8 @@ class NodeLink:
             self.server.perform(pool.drain(self.node_id, self.generation, now))
         elif event.call_closed is not None:
             self.server.perform(pool.call_closed(self.node_id, self.generation, event.call_closed.provider_id, now))
+        elif event.health_observation is not None:
+            self.server.health.observed(self.node_id, self.generation, event.health_observation)
         elif event.inventory is not None and self.session.state is State.READY:
             self.server.on_inventory(self.node_id, event.inventory)
 
@@ -341,6 +345,7 @@ class NodeServer:
         self.links: set[NodeLink] = set()
         self.owners: dict[str, NodeLink] = {}
         self.refusals: dict[str, dict[str, Any]] = {}
+        self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
@@ -424,6 +429,9 @@ class NodeServer:
             return None
         return owner.session
 
+    def _commands(self, node_id: str, generation: int) -> Commands | None:
+        return self.owners[node_id].commands if self.session(node_id, generation) is not None else None
+
     def only_ready(self, node_id: str) -> tuple[str, EdgeSession]:
         """The ready node of this name, or without one the only ready node (POOL-14). Raises NodeDisconnected, or
         InvalidArgument when there are several."""
@@ -461,6 +469,7 @@ class NodeServer:
         if loss.outcome is LossOutcome.OWNER:
             self.metrics.node_sessions[reason].value += 1
             link._log(logging.WARNING, "node_disconnected", reason=reason)
+        self.health.lost(link.node_id, generation)
         self.perform(loss.actions)
 
     def _tick(self) -> None:

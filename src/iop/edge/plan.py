@@ -14,11 +14,13 @@ from iop.edge.front import Access, ModelInfo
 from iop.edge.keys import Key
 from iop.errors import ConfigError
 from iop.net.http.exchange import ServerLimits
+from iop.pool.health import Key as ProviderKey
+from iop.pool.health import Known
 from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
 from iop.wire import codec
 from iop.wire import messages as m
 
-__all__ = ["access", "models", "payloads", "pool_arguments", "server_limits", "settings", "tokens"]
+__all__ = ["access", "known", "models", "payloads", "pool_arguments", "server_limits", "settings", "tokens"]
 
 
 def pool_arguments(config: EdgeConfig) -> dict[str, Any]:
@@ -46,6 +48,20 @@ def _provider_spec(node: NodeEntry, p: ProviderEntry) -> ProviderSpec:
         p.enabled,
         (p.base_url, p.api_key_env),
     )
+
+
+def known(config: EdgeConfig) -> dict[ProviderKey, Known]:
+    """What evidence of a provider's health can be about: the enabled ones, as their nodes know them (HEALTH-1)."""
+    targets: dict[ProviderKey, set[str]] = {}
+    for group in config.models:
+        for c in group.candidates:
+            targets.setdefault((c.node, c.provider), set()).add(c.target)
+    return {
+        (node.id, p.id): Known(p.kind, (p.base_url, p.api_key_env), frozenset(targets.get((node.id, p.id), ())))
+        for node in config.nodes
+        for p in node.providers
+        if p.enabled
+    }
 
 
 def settings(config: EdgeConfig) -> dict[str, ProviderSettings]:

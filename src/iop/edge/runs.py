@@ -259,6 +259,9 @@ class EdgeRun(Dispatched):
             return self._end(ReleaseCause.TERMINAL)
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
         failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
+        health = self._dispatcher.health
+        if failure.code is m.ErrorCode.RESPONSE_STALLED and self._leased and self.lease is not None and health:
+            health.stall_reported(self.lease, failure)  # before the slot is anybody's again
         if self.state is SENT and self._leased and not self._started:
             if self._turned_away(failure):
                 return None

@@ -339,6 +339,18 @@ class EdgeMetrics(Metrics):
         self.engine_drift = self._gauge(
             "engine_drift", "Requests that engines and leases are apart, summed over engines.", side=("engine", "lease")
         )
+        self.health_evidence = self._counter(
+            "provider_health_evidence",
+            "What nodes said of their providers' health, and what became of it.",
+            source=("terminal", "capabilities", "observation"),
+            health=("available", "unavailable", "unknown"),
+            result=("applied", "noop", "stale", "foreign", "malformed", "ambiguous"),
+        )
+        self.health_transitions = self._counter(
+            "provider_health_transitions",
+            "Providers taken out of the choice, and brought back.",
+            **{"from": ("available", "unavailable"), "to": ("available", "unavailable", "offline")},
+        )
         self.event_subscribers = self._gauge("event_subscribers", "Listeners of the event bus.")
         self.events_lost = self._watched("events_lost", "Events that listeners were too slow for.")
 

@@ -31,7 +31,14 @@ STATUS: dict[str, Any] = {
                     "capacity": 8,
                     "in_use": 2,
                     "lingering": 1,
-                }
+                },
+                {
+                    "id": "p2",
+                    "kind": "vllm",
+                    "status": "unavailable",
+                    "health": "down",
+                    "lowered": {"since": 58.5, "source": "obs\x1b", "classification": "provider_unhealthy"},
+                },
             ],
         },
         {

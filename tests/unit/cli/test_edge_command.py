@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -86,14 +87,16 @@ def test_status_is_a_table(
     admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setattr(time, "time", lambda: 67.0)
     assert call(["status", "--admin", admin[1]]) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
         "edge edge-1  version 0.1.0  up 1h02m  revision 3  leases 2  waiting 1",
         "",
-        "NODE   UP   PROVIDER  KIND  STATUS     HEALTH     IN USE  LINGERING  ENGINE  CONFIG",
-        "gpu-1  yes  p1        vllm  available  available  2/8     1          -       2, not yet 3",
-        "gpu-2  no   -         -     -          -          -/-     -          -       - (refused 3 bad p?2)",
+        "NODE   UP   PROVIDER  KIND  STATUS       HEALTH             IN USE  LINGERING  ENGINE  CONFIG",
+        "gpu-1  yes  p1        vllm  available    available          2/8     1          -       2, not yet 3",
+        "gpu-1  yes  p2        vllm  unavailable  down 0m08s (obs?)  -/-     -          -       2, not yet 3",
+        "gpu-2  no   -         -     -            -                  -/-     -          -       - (refused 3 bad p?2)",
         "",
         "MODEL  WAITING  OLDEST MS  CANDIDATES",
         "m?[2J  1        121        2",

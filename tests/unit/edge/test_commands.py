@@ -63,8 +63,17 @@ def test_the_node_s_code_becomes_the_error_without_its_words() -> None:
 
 def test_an_answer_for_another_provider_is_none() -> None:
     node = Node()
-    node.commands.answered(m.NodeCommandResponse(node.start(provider_id="a"), provider_id="b"))
+    asked = node.commands.start(STATUS, node.heard.append, 0.0, timeout_s=5.0, provider_id="a")
+    node.commands.answered(m.NodeCommandResponse(asked, provider_id="b"))
     assert node.codes == ["internal"]
+
+
+@pytest.mark.req("HEALTH-5")
+def test_an_answer_to_capabilities_comes_whole_to_who_judges_it() -> None:
+    node = Node()
+    answer = m.NodeCommandResponse(node.start(provider_id="a"), provider_id="b")
+    node.commands.answered(answer)
+    assert node.heard == [answer]
 
 
 @pytest.mark.req("EXEC-8")
