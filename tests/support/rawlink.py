@@ -64,6 +64,14 @@ class RawLink:
                 if not isinstance(found, m.NodeCommandRequest):
                     return found
 
+    async def question(self) -> m.NodeCommandRequest:
+        """The next CAPABILITIES of the edge; everything else before it is dropped."""
+        while True:
+            envelope = await self.frame()
+            found = codec.decode(envelope) if frame.decode(envelope) is None else None
+            if isinstance(found, m.NodeCommandRequest) and found.command is m.NodeCommand.CAPABILITIES:
+                return found
+
     async def register(self, token: str, *, version: int = limits.PROTOCOL_VERSION) -> m.RegisterResponse:
         self.send(codec.encode(m.RegisterRequest(token, __version__, version, m.Capabilities(["openai_compat"]))))
         answer = await self.message()
