@@ -18,7 +18,7 @@ from iop.edge.runs import EdgeRun, RunResult, RunSpec, submit_run
 from iop.errors import IopError
 from iop.net.http.head import parse_response
 from iop.wire import messages as m
-from tests.simulation.programs import PROVIDERS
+from tests.simulation.programs import MODELS, PROVIDERS
 
 if TYPE_CHECKING:
     from tests.simulation.network import Transport
@@ -319,6 +319,10 @@ class Upstream:
         end = self._data.find(b"\r\n\r\n")
         if end < 0 or self.plan is not None:
             return
+        if self._data.startswith(b"GET "):
+            del self._data[: end + 4]
+            self._probed()
+            return
         length = _LENGTH.search(self._data, 0, end + 2)
         assert length is not None
         if len(self._data) < end + 4 + int(length[1]):
@@ -336,6 +340,17 @@ class Upstream:
         self._transport.peer.linger_s = plan.close_s
         self._later(plan.wait_s, self._answer)
 
+    def _probed(self) -> None:
+        """Somebody asks how the engine is, and which models it has."""
+        engine = self.world.engines[self.provider_id]
+        self.world.seen[f"probe of an engine that is {engine}"] += 1
+        if engine == "hung":
+            return
+        models = b",".join(b'{"id":"%b@%b"}' % (model.encode(), self.provider_id.encode()) for model in MODELS)
+        body = b'{"object":"list","data":[%b]}' % models
+        status = b"200 OK" if engine == "well" else b"503 No"
+        self._transport.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+
     def _later(self, delay_s: float, step: Any) -> None:
         plan = self.plan
 
@@ -347,6 +362,9 @@ class Upstream:
 
     def _answer(self, plan: Plan) -> None:
         kind, transport = plan.kind, self._transport
+        if self.world.engines[self.provider_id] == "hung":
+            self.world.seen["engine hung"] += 1
+            return
         if kind == "gone" and self.count > 1:
             self.world.seen["kept connection lost"] += 1
             transport.abort()

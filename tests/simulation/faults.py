@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from iop.execution.gate import Slot
+from iop.wire import messages as m
 from iop.wire.session import State
 from tests.simulation.actors import Upstream
-from tests.simulation.programs import NODES, PROVIDERS, EdgeProgram, NodeProgram
+from tests.simulation.programs import MODELS, NODES, PROVIDERS, EdgeProgram, NodeProgram
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 FAULT_EVERY_S = 0.25
+TARGETS = {name: [f"{model}@{name}" for model, ways in MODELS.items() if name in dict(ways)] for name in PROVIDERS}
 
 
 class Faults:
@@ -37,7 +39,8 @@ class Faults:
             self._provider_dies: 6,
             self._seam: 8,
             self._bypass: 6,
-            self._overlay: 4,
+            self._engine: 9,
+            self._observe: 6,
             self._burst: 6,
         }
         self._kinds, self._weights = list(kinds), list(kinds.values())
@@ -216,23 +219,55 @@ class Faults:
         if slot.release():
             node.backends.call_closed(slot.provider_id, 0)
 
-    def _overlay(self) -> None:
-        edge = self.world.edge
-        if edge is not None:
-            name = self.world.rng.choice(tuple(PROVIDERS))
-            edge.loop.call_soon(self._set_overlay, edge, name, True)
-            edge.loop.call_later(self.world.rng.random(), self._set_overlay, edge, name, False)
+    def _engine(self) -> None:
+        """The engine behind a provider fails its probes, or hangs altogether, for a while; mostly its node says so."""
+        name = self.world.rng.choice(tuple(PROVIDERS))
+        self.world.engines[name] = state = self.world.rng.choice(("failing", "failing", "hung"))
+        self.world.say(f"engine {state}", name)
+        self.world.outside.call_later(self.world.rng.choice((0.3, 2.0, 4.0)), self._engine_well, name)
+        if self.world.rng.random() < 0.9:
+            self._have_told(name, "dead")
 
-    def _set_overlay(self, edge: EdgeProgram, name: str, lowered: bool) -> None:
-        node_id = PROVIDERS[name]["node"]
-        record = edge.pool.registry.nodes.get(node_id)
-        resource = edge.pool._nodes.get(node_id, {}).get(name)
-        if record is not None and resource is not None and resource.generation:
-            self.world.say("overlay", f"{name} {lowered}")
-            d = edge.edge.dispatcher
-            d.perform(edge.pool.set_overlay(node_id, record.generation, name, lowered, d.now))
+    def _engine_well(self, name: str) -> None:
+        self.world.engines[name] = "well"
+
+    def _observe(self) -> None:
+        """A node says how a provider is, in one of the ways that count or that do not (HEALTH-6)."""
+        rng = self.world.rng
+        self._have_told(
+            rng.choice(tuple(PROVIDERS)), rng.choice(("dead", "dead", "well", "old", "foreign", "malformed"))
+        )
+
+    def _have_told(self, name: str, told: str) -> None:
+        node = self.world.nodes[PROVIDERS[name]["node"]]
+        agents = [] if node is None else [a for a in node.agents if a.session.state is State.READY]
+        if node is not None and agents:
+            node.loop.call_soon(self._tell, agents[-1], name, self.world.rng.choice(TARGETS[name]), told)
+
+    def _tell(self, agent: Any, name: str, target: str, told: str) -> None:
+        if agent.session.state is not State.READY:
+            return
+        self.world.say(f"observation {told}", name)
+        seen = m.HealthObservation(name, "openai_compat", target, m.ProviderHealth.UNAVAILABLE, _number(agent))
+        if told == "well":
+            seen.provider_health = m.ProviderHealth.AVAILABLE
+        elif told == "old":
+            seen.health_observation_seq = self.world.rng.randrange(max(1, seen.health_observation_seq - 1))
+        elif told == "foreign":
+            seen.target = "nobody's"
+        elif told == "malformed":
+            seen.provider_health = m.ProviderHealth.UNSPECIFIED
+        agent.session.send(m.EdgeNodeEvent(health_observation=seen))
 
     def _burst(self) -> None:
         self.world.say("burst")
         for _ in range(self.world.rng.randint(5, 30)):
             self.world.ask()
+
+
+def _number(agent: Any) -> int:
+    """The connection's next observation, from the one source of these that its node has (LIVE-8)."""
+    if (health := getattr(agent, "health", None)) is not None:
+        return int(health.number())
+    agent.commands._observations += 1
+    return int(agent.commands._observations)

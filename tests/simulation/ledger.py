@@ -68,7 +68,11 @@ class WatchedPool(Pool):
         return self.ledger.acted(super().shutdown(now))
 
     def configure(self, **what: Any) -> Actions:
-        return self.ledger.acted(super().configure(**what))
+        actions = super().configure(**what)
+        # What is gone and configured again is another provider, of which nothing bad is known.
+        lowered = self.ledger.lowered
+        lowered -= {key for key in lowered if key[2] not in self._nodes.get(key[0], {})}
+        return self.ledger.acted(actions)
 
     # ---- calls that name a generation
 
@@ -108,7 +112,10 @@ class WatchedPool(Pool):
         )
 
     def set_overlay(self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float) -> Actions:
-        return self.ledger.acted(
+        ledger, key = self.ledger, (node_id, generation, provider_id)
+        ledger.seen["overlay lowered" if unavailable else "overlay restored"] += 1
+        (ledger.lowered.add if unavailable else ledger.lowered.discard)(key)
+        return ledger.acted(
             self._fenced(
                 node_id,
                 generation,
@@ -138,6 +145,7 @@ class Ledger:
         self.live: Any = ()
         self.out: dict[int, Lease] = {}
         self.places: dict[Ticket, int] = {}
+        self.lowered: set[tuple[str, int, str]] = set()  # by node, generation, provider
         self.asked: dict[Ticket, float] = {}  # when it was submitted or readmitted
         self._counts: Counter[Key] = Counter()
         self._longs: Counter[Key] = Counter()
@@ -157,6 +165,7 @@ class Ledger:
         assert lease.generation == record.generation == resource.generation, f"{lease!r} is of a dead generation"
         shut = resource.removed or resource.lowered or resource.draining
         assert not shut, f"{lease!r}: not a candidate"
+        assert (lease.node_id, lease.generation, lease.provider_id) not in self.lowered, f"{lease!r}: it is unavailable"
         assert ticket.place == self.places[ticket], f"{ticket!r} lost its place"
         self._overtakes(ticket, lease)
         self.out[lease.lease_id] = lease

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, MutableSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,25 @@ class EdgeProgram:
         if ledger.touched:
             ledger.touched = False
             ledger.check(self.world.kernel.now)
+            self._check_health()
+
+    def _check_health(self) -> None:
+        """The pool, the overlay and what was counted say the same."""
+        health = self.edge.nodes.health
+        health.overlay.validate()
+        for node_id, resources in self.pool._nodes.items():
+            for provider_id, resource in resources.items():
+                down = health.overlay.lowering(node_id, provider_id) is not None
+                assert resource.lowered == down, f"{provider_id}: the overlay says {'un' * down}available, the pool not"
+        moves = dict(self.edge.metrics.health_transitions.read())
+        fell = moves.get(("available", "unavailable"), 0)
+        rose = moves.get(("unavailable", "available"), 0)
+        assert fell - rose - moves.get(("unavailable", "offline"), 0) == health.overlay.lowered, moves
+        applied: Counter[str] = Counter()
+        for (source, _, result), count in self.edge.metrics.health_evidence.read():
+            applied[source] += int(count) if result == "applied" else 0
+        assert applied["terminal"] + applied["observation"] == fell, "a provider fell without evidence"
+        assert applied["capabilities"] <= rose, "an answer restored nothing"
 
     # ---- faults at the seam between grant and send
 

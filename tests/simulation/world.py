@@ -41,7 +41,7 @@ __all__ = ["MUST_SEE", "Violation", "World", "listen_to_logs"]
 NAMES = {EDGE_PORT: "link", HTTP_PORT: "client", **{p["port"]: name for name, p in PROVIDERS.items()}}
 RATES = (10.0, 40.0, 80.0, 250.0)  # requests per second, while a phase lasts
 LINGER_S = 1.5  # until the end of a call is known on the edge, at the latest
-REST_S = 40.0  # by when a healed system is at rest
+REST_S = 60.0  # by when a healed system is at rest
 
 #: What enough seeds, together, must have come across: otherwise they prove nothing.
 MUST_SEE = (
@@ -51,8 +51,10 @@ MUST_SEE = (
     "provider disabled", "provider death", "provider unreachable", "provider reset", "provider cut", "provider stall",
     "provider silent", "kept connection lost", "failed send", "stale grant", "slow close", "close not confirmed",
     "call closed", "held over", "readmit capacity_exceeded", "readmit send_failed", "readmit stale_grant",
-    "slots held by others", "overlay", "revoked", "queue timeout", "refused unavailable", "slow client", "burst",
-    "queued run", "direct run", "cancel run",
+    "slots held by others", "engine failing", "engine hung", "probe of an engine that is well",
+    "probe of an engine that is failing", "probe of an engine that is hung", "observation dead", "observation well",
+    "observation old", "observation foreign", "observation malformed", "overlay lowered", "overlay restored", "revoked",
+    "queue timeout", "refused unavailable", "slow client", "burst", "queued run", "direct run", "cancel run",
 )  # fmt: skip
 
 
@@ -83,6 +85,7 @@ class World:
         self.runs: dict[str, Plan] = {}  # normalized runs, by id
         self.upstreams: dict[Upstream, None] = {}
         self.config = {name: dict(provider) for name, provider in PROVIDERS.items()}
+        self.engines = dict.fromkeys(PROVIDERS, "well")  # or failing (its probes), or hung
         self.edges = 0
         self.lives = 0
         self.rate = RATES[1]
@@ -375,6 +378,7 @@ class World:
             self.faults.end_twin(twin)
         for name, provider in PROVIDERS.items():
             self.config[name] = dict(provider)
+            self.engines[name] = "well"
         self.faults.publish()
         until = self.kernel.now + REST_S
         while not self._quiet():
