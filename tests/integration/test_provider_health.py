@@ -82,12 +82,17 @@ class Scene:
         assert isinstance(request, m.ProviderTunnelRequest)
         return request
 
-    async def stall(self, **evidence: Any) -> None:
-        """A run on p that stalls, with that evidence."""
+    async def run(self) -> tuple[_Hears, m.RunRequest]:
+        """A run that p has taken up."""
         hears = _Hears()
         submit_run(self.edge.dispatcher, RunSpec(b"{}", model="alone"), hears, "operator")
         request = await self.one.message()
         assert isinstance(request, m.RunRequest)
+        return hears, request
+
+    async def stall(self, **evidence: Any) -> None:
+        """A run on p that stalls, with that evidence."""
+        hears, request = await self.run()
         self.run_stalled(request, **evidence)
         await until(lambda: hears.code == "response_stalled")
 
@@ -164,10 +169,10 @@ async def scene() -> AsyncIterator[Scene]:
 @async_test()
 async def test_a_dead_provider_is_avoided_at_once_and_comes_back_by_capabilities() -> None:
     async with scene() as at:
-        stalling = asyncio.ensure_future(at.stall(**DEAD))
-        await until(lambda: at.edge.pool.leases_in_use == 1)
+        _, stalled = await at.run()
         waiting = await at.ask("alone")
-        await stalling
+        await until(lambda: at.edge.pool.waiting == 1)
+        at.run_stalled(stalled, **DEAD)
         assert (await waiting.answer()).json["error"]["code"] == "unavailable", "nobody waits for a dead provider"
         assert await at.refused("alone") == "unavailable"
         await at.ask("both")
