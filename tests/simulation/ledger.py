@@ -213,7 +213,8 @@ class Ledger:
         for _, resource in group.candidates() if group is not None else ():
             threshold = resource.long_threshold_tokens
             long = threshold is not None and ticket.estimated_tokens >= threshold
-            if resource.open and not (long and resource.long_capacity <= 0):
+            avoided = resource.provider_id == ticket.avoid_provider_id and not ticket.allow_avoided_fallback
+            if resource.open and not avoided and not (long and resource.long_capacity <= 0):
                 found.append((resource, long))
         return found
 
