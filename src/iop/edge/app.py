@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from iop.net.loop import Runtime
 from iop.observability import logs
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
+from iop.pool.health import Key, Known
 from iop.pool.pool import Pool
 from iop.wire import limits
 from iop.wire import messages as m
@@ -175,7 +177,7 @@ class Edge:
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
-        self._configure(told, plan.pool_arguments(config))
+        self._configure(told, plan.pool_arguments(config), plan.known(config))
 
     # ---- the configuration (CONF-2) ----------------------------------------------------------------------------------
 
@@ -194,7 +196,8 @@ class Edge:
         told = plan.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))
         silent = sorted({*without_effect(change.config)} - {*without_effect(running)})
         keys = keys or self.keychain.prepare(change.config.http)
-        return Prepared(running, wanted, change, revision, told, plan.pool_arguments(change.config), silent, keys)
+        pool, known = plan.pool_arguments(change.config), plan.known(change.config)
+        return Prepared(running, wanted, change, revision, told, pool, silent, keys, known)
 
     def take(self, prepared: Prepared) -> Reloaded:
         """Takes over what was prepared.
@@ -214,13 +217,15 @@ class Edge:
             self._let_in()
             return Reloaded(self.revision, change, self.nodes.refresh())  # nodes that refused are asked again
         self.config, self.revision = change.config, prepared.revision
-        return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool))
+        return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool, prepared.known))
 
     def _let_in(self) -> None:
         """The keys file has changed."""
         self.front.let_in(plan.access(self.config.http, self.keychain.keys))
 
-    def _configure(self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any]) -> list[str]:
+    def _configure(
+        self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any], known: Mapping[Key, Known]
+    ) -> list[str]:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
         config, d = self.config, self.dispatcher
         d.providers = plan.settings(config)
@@ -235,7 +240,7 @@ class Edge:
         self.nodes.max_frame_bytes = config.transport.max_frame_bytes
         acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
         d.perform(self.pool.configure(**pool, now=d.now, acked=acked))
-        self.nodes.health.configure(plan.known(config))
+        self.nodes.health.configure(known)
         d.watch_queue()
         return self.nodes.refresh()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from iop.edge.keychain import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
+from iop.pool.health import Key, Known
 from iop.wire import messages as m
 
 __all__ = ["Prepared", "Reloaded", "Reloader"]
@@ -38,7 +39,7 @@ Answer = Callable[["Reloaded | IopError"], None]
 class Prepared:
     """What there is to take over: the change from ``running``, and what nodes (``told``) and pool are to be given.
     ``file`` is what was read, with its open places; ``silent`` are settings without effect that were not there before,
-    ``keys`` what the keys file says.
+    ``keys`` what the keys file says, ``known`` what evidence of health can be about.
     """
 
     running: EdgeConfig
@@ -49,6 +50,7 @@ class Prepared:
     pool: dict[str, Any]
     silent: list[str]
     keys: Found = field(default_factory=Found)
+    known: Mapping[Key, Known] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
