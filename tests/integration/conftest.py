@@ -17,9 +17,9 @@ def _port_of(sock: socket.socket) -> int:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Models ``m`` (plenty of room), ``one`` (a single slot), ``still`` (may not be silent for
-    long), ``down`` (nobody listens there), ``absent`` (its node is
-    not there), and ``scripted`` with two slots on the node that a test may play itself."""
+    """Models ``m`` (plenty of room), ``one`` (a single slot), ``still`` (may not be silent for long), ``down`` and
+    ``down-too`` (nobody listens there), ``absent`` (its node is not there), and ``scripted`` with two slots on the node
+    that a test may play itself."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets the port
         with running_stack(
@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 "m": {"capacity": 2000},
                 "one": {"capacity": 1},
                 "still": {"response_stall_timeout_ms": 400},
-                "down": {"base_url": f"http://127.0.0.1:{_port_of(nobody)}/v1"},
+                **{name: {"base_url": f"http://127.0.0.1:{_port_of(nobody)}/v1"} for name in ("down", "down-too")},
             },
             [
                 model("m", aliases=["gpt-4o-mini"]),
@@ -36,6 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 model("one"),
                 model("still"),
                 model("down"),
+                model("down-too"),
                 model("absent", node="n2"),
                 model("scripted", node="n2"),
             ],

@@ -54,7 +54,10 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *providers: tuple[str, str], answer: Callable[[Call], None] | None = None, health_timeout_ms: int = 3000
+    *providers: tuple[str, str],
+    answer: Callable[[Call], None] | None = None,
+    health_path: str = "/health",
+    health_timeout_ms: int = 3000,
 ) -> AsyncIterator[World]:
     """``providers``: ids and kinds. The first is the one that the pool knows, ``n1-p``."""
     sock = listening_socket()
@@ -68,7 +71,7 @@ async def world(
                 [
                     m.ProviderConfig(
                         name, kind, f"http://127.0.0.1:{port_number}/{name}/v1", 1, 1000, 1000,
-                        health_path="/health", health_timeout_ms=health_timeout_ms, enabled=True,
+                        health_path=health_path, health_timeout_ms=health_timeout_ms, enabled=True,
                     )
                     for name, kind in providers
                 ],
@@ -204,7 +207,7 @@ async def test_a_command_that_is_cancelled_late_or_cut_off_closes_its_own_connec
 async def test_a_node_runs_so_many_at_once_and_answers_each_once() -> None:
     async with world(("n1-p", "ollama")) as w:
         answers: list[m.NodeCommandResponse] = []
-        commands = Commands(w.port.runtime, w.agent.backends, answers.append)
+        commands = Commands(w.port.runtime, w.agent.backends, w.agent.health, answers.append)
         for number in range(1, MAX_RUNNING + 2):
             commands.received(m.NodeCommandRequest(number, OLLAMA, "n1-p", timeout_ms=9000, argument=b"/api/tags"))
         assert [(a.command_id, a.code) for a in answers] == [(MAX_RUNNING + 1, m.ErrorCode.CAPACITY_EXCEEDED)]
@@ -219,7 +222,7 @@ async def test_a_node_runs_so_many_at_once_and_answers_each_once() -> None:
         assert len(answers) == 3  # the session is over: not a word more
 
 
-@pytest.mark.req("EXEC-8")
+@pytest.mark.req("EXEC-8", "HEALTH-5")
 @pytest.mark.parametrize(
     ("status", "health"),
     [
@@ -227,7 +230,7 @@ async def test_a_node_runs_so_many_at_once_and_answers_each_once() -> None:
         (204, "AVAILABLE"),
         (503, "UNAVAILABLE"),
         (404, "UNKNOWN"),
-        (0, "UNKNOWN"),
+        (0, "UNAVAILABLE"),  # it takes the connection and says nothing
         (-1, "UNAVAILABLE"),
     ],
 )
@@ -251,6 +254,15 @@ def test_a_provider_s_capabilities_are_its_health(status: int, health: str) -> N
             assert await w.ask(CAPABILITIES, provider_id="n1-p", adapter="echo") == "unknown_provider"
 
     ask()
+
+
+@pytest.mark.req("HEALTH-5")
+@async_test()
+async def test_the_built_in_provider_is_well() -> None:
+    async with world(("n1-p", "echo"), health_path="") as w:
+        got = await w.ask(CAPABILITIES, provider_id="n1-p", adapter="echo", target="any")
+        assert isinstance(got, m.NodeCommandResponse)
+        assert got.provider_health is m.ProviderHealth.AVAILABLE
 
 
 @pytest.mark.req("POOL-13", "OBS-1")

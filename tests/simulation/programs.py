@@ -18,7 +18,7 @@ from unittest import mock
 from iop.config.edge import EdgeConfig
 from iop.config.fields import Context
 from iop.edge import app
-from iop.execution.gate import CapacityGate, Slot
+from iop.execution.gate import CapacityGate, Slot, SlotState
 from iop.net.loop import Runtime
 from iop.node import backends as backends_module
 from iop.node import supervisor as supervisor_module
@@ -192,8 +192,8 @@ class WatchedGate(CapacityGate):
 
 
 def running(agent: Agent) -> int:
-    """Calls of that connection that have not ended."""
-    return len(agent.calls)
+    """Calls of that connection that have not ended. One that stalled and has closed only waits for its probe."""
+    return sum(call.slot.state is not SlotState.FREE for call in agent.calls.values())
 
 
 class WatchedAgent(Agent):

@@ -378,7 +378,6 @@ cdef class ProviderStream(SourceStream):
                 self.pending = None
         if self.stopped and self.send_credit > 0 and not self.blocked:
             self.stopped = False
-            self.progress_at = self.mux.hub.now  # time spent paused does not count (LIVE-4)
             if self.eof_pending:
                 self.eof()
             else:

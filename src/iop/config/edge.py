@@ -147,9 +147,10 @@ class SecuritySection(Section):
 
 
 class HealthSection(Section):
-    """The probe of one provider; ``path`` is relative to the server, not to the base URL."""
+    """The probe of one provider (HEALTH-5). ``path``, from the root of the server, is asked in the place of what its
+    kind is asked otherwise; empty: it is not."""
 
-    path: Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=1024)] = "/health"
+    path: Annotated[str, Field(pattern=r"^(/[!-~]*)?$", max_length=1024)] = ""
     timeout_ms: Annotated[Int, Field(ge=1, le=60_000)] = 3_000
 
 
@@ -253,8 +254,6 @@ def without_effect(config: EdgeConfig) -> list[str]:
         found.append("http.stream_keepalive_sec: this version sends no keepalive comments")
     if config.recovery != RecoverySection():
         found.append("recovery: this version sends a request again in two cases only, which have no settings")
-    if any(p.health != HealthSection() for n in config.nodes for p in n.providers):
-        found.append("nodes[].providers[].health: this version makes no health probes")
     return found
 
 

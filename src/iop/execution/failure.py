@@ -118,12 +118,14 @@ def capacity_exceeded(slots_held: int) -> ExecutionFailure:
     return ExecutionFailure(code=CapacityExceeded.code, retryable=True, slots_held=slots_held)
 
 
-def stalled(health: ProviderHealth, *, seq: int, idle_ms: int, close_confirmed: bool) -> ExecutionFailure:
-    """A provider that made no progress (LIVE-6). Retryable only if its call was confirmed closed; the probe's verdict
-    grants nothing (LIVE-7)."""
+def stalled(
+    health: ProviderHealth, *, seq: int, idle_ms: int, close_confirmed: bool, retryable: bool
+) -> ExecutionFailure:
+    """A provider that made no progress (LIVE-6). ``retryable``: its call was seen to close within the grace; one that
+    closed later is confirmed all the same, so that nothing lingers. The probe's verdict grants nothing (LIVE-7)."""
     return ExecutionFailure(
         code=ResponseStalled.code,
-        retryable=close_confirmed,
+        retryable=retryable and close_confirmed,
         provider_health=health,
         liveness_classification=CLASSIFICATION_OF[health],
         health_observation_seq=seq,

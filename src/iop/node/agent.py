@@ -14,7 +14,15 @@ from typing import Any
 from iop import __version__
 from iop._fast.relay import ProviderStream
 from iop._fast.runs import RunSource
-from iop.errors import IopError, NodeDraining, ProtocolError, RequestCancelled, UnknownProvider
+from iop.errors import (
+    IopError,
+    NodeDraining,
+    ProtocolError,
+    ProviderConnectionLost,
+    ProviderUnreachable,
+    RequestCancelled,
+    UnknownProvider,
+)
 from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
 from iop.net.link import Link
 from iop.net.loop import Runtime
@@ -22,6 +30,7 @@ from iop.node.adapters import ADAPTERS
 from iop.node.backends import Backends
 from iop.node.call import ProviderCall
 from iop.node.commands import Commands
+from iop.node.health import Health
 from iop.node.inventory import Inventory
 from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
@@ -29,8 +38,9 @@ from iop.node.runs import NormalizedRun
 from iop.node.supervisor_policy import Ended
 from iop.node.trust import Trust
 from iop.node.tunnel import Tunnel
+from iop.node.watchdog import Watchdog
 from iop.observability.metrics import NodeMetrics
-from iop.store.runs import Run, RunStore, Status
+from iop.store.runs import Kind, Run, RunStore, Status
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import NodeSession, State
@@ -40,6 +50,7 @@ __all__ = ["Agent", "Backends"]
 log = logging.getLogger("iop.node.agent")
 
 WATCH_TICK_S = 0.25
+_GONE = frozenset({ProviderUnreachable.code, ProviderConnectionLost.code})  # after which a provider is looked at
 
 _Then = Callable[[m.NodeConfigPayload, ConfigRejected | None], None]
 
@@ -84,7 +95,8 @@ class Agent:
         self.calls: dict[int, ProviderCall] = {}
         self.runs = runs or RunStore(None)
         self._rows: dict[int, Run | None] = {}  # by stream, what the store keeps of the tunnels that run
-        self.commands = Commands(runtime, backends, self.answer_command)
+        self.health = Health(runtime, backends, metrics, self._report_health)
+        self.commands = Commands(runtime, backends, self.health, self.answer_command)
         self.inventory = Inventory(runtime, backends, self._report_inventory)
         self.draining = False
         self._token = token
@@ -122,6 +134,7 @@ class Agent:
         for call in list(self.calls.values()):
             call.cancel()
         self.commands.close()
+        self.health.close()
         self.inventory.close()
         if not self.done.done():
             silent = self._trust.silence() if self.session.mux.bytes_in == 0 else ""
@@ -292,6 +305,28 @@ class Agent:
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
             self.backends.call_closed(call.slot.provider_id, stream_id)
+        if code is not None and call.dropped_bytes:
+            self.metrics.late_bytes[call.kind].value += call.dropped_bytes
+        if code in _GONE:
+            self.health.lost(call.provider, call.target)
+
+    def stalled(self, kind: Kind, watchdog: Watchdog) -> None:
+        """A stall is about to be reported."""
+        failure = watchdog.failure()
+        health, liveness = failure.provider_health, failure.liveness_classification
+        assert health is not None
+        assert liveness is not None
+        close = "confirmed" if failure.close_confirmed else "unconfirmed"
+        self.metrics.stalls[kind, health.value, close].value += 1
+        self.metrics.stall_seconds[()].observe(watchdog.idle_s)
+        fields = {
+            "kind": kind,
+            "provider_health": health.value,
+            "liveness_classification": liveness.value,
+            "close": close,
+            "retryable": failure.retryable,
+        }
+        log.warning("node_response_stall_observation", extra={"fields": fields})
 
     def call_closed(self, provider_id: str, stream_id: int) -> None:
         """The end of a unit that the edge counts as lingering (POOL-12), or will when it is ready."""
@@ -308,6 +343,10 @@ class Agent:
         """The one answer to a command, unless the session is over."""
         if self.session.state is State.READY:
             self.session.send(response)
+
+    def _report_health(self, seen: m.HealthObservation) -> None:
+        if self.session.state is State.READY:
+            self.session.send(m.EdgeNodeEvent(health_observation=seen))
 
     def _report_inventory(self, found: m.Inventory) -> None:
         if self.session.state is State.READY:

@@ -6,8 +6,9 @@
 
 A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
 (EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
-until the call really ends (LIVE-9, POOL-12). The node never sends a request twice: what it may replace is a connection
-that was dead before a byte of this request had left (TUN-5).
+until the call really ends (LIVE-9, POOL-12). A stall waits for a probe of its target as well, at the same time (LIVE-5,
+:mod:`iop.node.watchdog`). The node never sends a request twice: what it may replace is a connection that was dead
+before a byte of this request had left (TUN-5).
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from iop.errors import (
     RequestCancelled,
     ResponseStalled,
 )
-from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of, stalled
-from iop.execution.gate import Slot
+from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of
+from iop.execution.gate import FREE, Slot
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.net.wheel import Timer
 from iop.node.provider import Provider
+from iop.node.watchdog import CLAIMED, Watchdog
 from iop.store.runs import Kind
 from iop.wire import messages as m
 
@@ -82,13 +84,15 @@ class ProviderCall(ABC):
         "_grace",
         "_head",
         "_heard",
-        "_idle_ms",
+        "_held_at",
+        "_look_at",
         "_pieces",
-        "_provider",
         "_request",
         "_request_head",
         "_reused",
-        "_started_at",
+        "_since",
+        "_watchdog",
+        "provider",
         "slot",
         "state",
         "stream",
@@ -100,23 +104,28 @@ class ProviderCall(ABC):
     def __init__(
         self, agent: Agent, request: m.ProviderTunnelRequest | m.RunRequest, provider: Provider, slot: Slot
     ) -> None:
-        now = agent.runtime.wheel.now
         self._agent = agent
         self._request = request
         self._request_head = b""
-        self._provider = provider
+        self.provider = provider
         self.slot = slot
         self.state = CONNECTING
         self._connection: Connection | None = None
         self._head: ResponseHead | None = None
         self._pieces: list[bytes] = []  # of the request's body, while they may have to be sent again
-        self._started_at = now
-        self._deadline_at = now + request.deadline_ms / 1000 if request.deadline_ms else None
-        self._idle_ms = 0
+        self._deadline_at = agent.runtime.wheel.now + request.deadline_ms / 1000 if request.deadline_ms else None
+        self._look_at = 0.0  # before that no clock can have run out
+        self._since = 0.0  # silence counts from here, or from the last progress
+        self._held_at = 0.0  # when it was paused
+        self._watchdog: Watchdog | None = None
         self._error: IopError | None = None
         self._grace: Timer | None = None
         self._reused = False
         self._heard = False
+
+    @property
+    def target(self) -> str:
+        return self._request.target
 
     # ---- the call's way out ------------------------------------------------------------------------------------------
 
@@ -126,9 +135,9 @@ class ProviderCall(ABC):
 
     def start(self) -> None:
         # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
-        connection = self._provider.pool.take() if self._request.lease.attempt <= 1 else None
+        connection = self.provider.pool.take() if self._request.lease.attempt <= 1 else None
         if connection is None:
-            self._provider.pool.connect(self)
+            self.provider.pool.connect(self)
         else:
             self.connected(connection)
 
@@ -136,6 +145,7 @@ class ProviderCall(ABC):
         """A connection is there: the request goes out, as much of it as has come."""
         self._move(WAITING)
         self._connection = connection
+        self._since = self._agent.runtime.wheel.now
         self._reused = connection.reused
         connection.begin(self, self._request_head)
         for piece in self._pieces:
@@ -161,7 +171,16 @@ class ProviderCall(ABC):
 
     @abstractmethod
     def _progress_at(self) -> float:
-        """When the provider last made progress (LIVE-2)."""
+        """When the provider last made progress, 0 if never (LIVE-2)."""
+
+    @property
+    @abstractmethod
+    def dropped_bytes(self) -> int:
+        """Of the answer, what came behind the fence."""
+
+    def _starved(self) -> bool:
+        """Whether the provider waits for the rest of the request, which has not come from the edge."""
+        return False
 
     @abstractmethod
     def _send_end(self) -> None:
@@ -185,13 +204,18 @@ class ProviderCall(ABC):
         self._detached()
         if connection is not None:
             keep = sound and head.keep_alive and connection.writer.pending_bytes == 0
-            connection.finished(keep=keep, rest_s=self._provider.rest_s if streamed else 0.0)
+            connection.finished(keep=keep, rest_s=self.provider.rest_s if streamed else 0.0)
 
     def pause_source(self) -> None:
+        """Stops reading: there is no credit, or the link is full."""
+        self._held_at = self._agent.runtime.wheel.now
         if self._connection is not None:
             self._connection.pause_reading()
 
     def resume_source(self) -> None:
+        """Reads on. The time until now was ours, so the silence before it goes on from here (LIVE-4)."""
+        since = max(self._since, self._progress_at())
+        self._since = since + self._agent.runtime.wheel.now - max(self._held_at, since)
         if self._connection is not None:
             self._connection.resume_reading()
 
@@ -208,28 +232,30 @@ class ProviderCall(ABC):
 
     def tick(self, now: float) -> None:
         """Looks at the clocks: the deadline first, then silence (LIVE-9, API-10)."""
-        if self.state in (CLOSING, DONE):
+        if now < self._look_at or self.state in (CLOSING, DONE):
             return
-        if self._deadline_at is not None and now >= self._deadline_at:
+        deadline_at = self._deadline_at
+        if deadline_at is not None and now >= deadline_at:
             self._stop(DeadlineExceeded())
             return
-        limit_s = self._silence_limit_s()
-        if self.state is CONNECTING or limit_s is None or self.stream.paused:
-            return
-        silence_s = now - max(self._progress_at(), self._started_at)
-        if silence_s >= limit_s:
-            self._idle_ms = int(silence_s * 1000)
+        if self.state is CONNECTING:
+            return  # that has a clock of its own
+        watchdog = self._watchdog
+        if watchdog is None:
+            request = self._request
+            watchdog = self._watchdog = Watchdog(request.response_stall_timeout_ms, request.first_response_timeout_ms)
+        progress_at = self._progress_at()
+        look_at = watchdog.look(
+            now,
+            max(progress_at, self._since),
+            progressed=progress_at > 0.0,
+            held=self.stream.paused or self._starved(),
+        )
+        if look_at is None:
             self._stop(ResponseStalled())
-
-    def _silence_limit_s(self) -> float | None:
-        """Until the first progress the first-response clock counts, where 0 means the deadline alone (LIVE-1)."""
-        request = self._request
-        stall_ms = request.response_stall_timeout_ms or 300_000
-        if self.state is WAITING:
-            first_ms = request.first_response_timeout_ms
-            if first_ms is not None:
-                return first_ms / 1000 if first_ms else None
-        return stall_ms / 1000
+            self._agent.health.ask(self.provider, self.target, "stall", self._probed)
+        else:
+            self._look_at = look_at if deadline_at is None else min(look_at, deadline_at)
 
     def _stop(self, error: IopError) -> None:
         """Fences what the provider still says, closes the call, and reports once it is closed."""
@@ -237,16 +263,59 @@ class ProviderCall(ABC):
             return
         self._error = error
         self.stream.fence()
-        if self._connection is None:
-            self._provider.pool.forsake(self)
+        connection = self._connection
+        if connection is None and not self._stalling:
+            self.provider.pool.forsake(self)
             self._report()
             return
         self._move(CLOSING)
+        if connection is None:
+            self._closed()
+            return
         self._grace = self._agent.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
-        self._connection.abort()
+        connection.abort()
+
+    @property
+    def _stalling(self) -> bool:
+        """Whether a stall was claimed and is not reported yet: then the watchdog says when it is."""
+        return self._watchdog is not None and self._watchdog.phase is CLAIMED
+
+    def _probed(self, health: ProviderHealth) -> None:
+        """The probe of a stall has ended."""
+        watchdog = self._watchdog
+        assert watchdog is not None
+        seq = self._agent.health.number() if self._request.lease.lease_id else 0  # an unbound path has none (LIVE-8)
+        if watchdog.probed(health, seq):
+            self._stalled(watchdog)
 
     def _grace_over(self) -> None:
-        """The call did not close in time: say so, and hold the slot until it does (POOL-12)."""
+        """The call did not close in time."""
+        watchdog = self._watchdog
+        if watchdog is None or not self._stalling:
+            self._due()
+        elif watchdog.grace_ended():
+            self._stalled(watchdog)
+
+    def _closed(self) -> None:
+        """The call is closed, as it was to be: its slot is free."""
+        if self.slot.release():
+            self._agent.backends.call_closed(self.slot.provider_id, self.stream.stream_id)
+        watchdog = self._watchdog
+        if watchdog is None or not self._stalling:
+            self._due()
+        elif watchdog.call_closed():
+            self._stalled(watchdog)
+
+    def _stalled(self, watchdog: Watchdog) -> None:
+        """All is known that a stall's terminal says."""
+        self._agent.stalled(self.kind, watchdog)
+        self._due()
+
+    def _due(self) -> None:
+        """The terminal. If the call has not closed yet, it says so, and the slot is held until it does (POOL-12)."""
+        if self.slot.state is FREE:
+            self._report()
+            return
         assert self._error is not None
         self._send_error(self._failure(self._error, close_confirmed=False))
         self.slot.linger()
@@ -257,15 +326,13 @@ class ProviderCall(ABC):
         self._heard = heard
         self._detached()
         if self.state is CLOSING:
-            if error is not None:
-                self._error = error
-            self._report()
+            self._closed()
         elif error is not None:
             self._error = error
             self._report()
         elif self.state is WAITING and self._reused and not written:
             self._move(CONNECTING)  # it was dead before we used it: part of setting up a connection
-            self._provider.pool.connect(self)
+            self.provider.pool.connect(self)
         elif self.state is BODY and self._ends_later():
             pass  # it will end by itself
         else:
@@ -282,7 +349,7 @@ class ProviderCall(ABC):
         if self._grace is not None:
             self._grace.cancel()
         error = self._error
-        owed = self.slot.release()  # before the terminal, which says that the call is closed
+        owed = self.slot.state is not FREE and self.slot.release()  # before the terminal, which says that it is closed
         if error is None:
             self._send_end()
         else:
@@ -290,8 +357,8 @@ class ProviderCall(ABC):
         self._agent.finished(self, error, owed=owed)
 
     def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
-        if isinstance(error, ResponseStalled):
-            return stalled(ProviderHealth.UNKNOWN, seq=0, idle_ms=self._idle_ms, close_confirmed=close_confirmed)
+        if isinstance(error, ResponseStalled) and self._watchdog is not None:
+            return self._watchdog.failure()
         return failure_of(
             error,
             close_confirmed=close_confirmed,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -21,14 +20,13 @@ from iop.errors import (
     InvalidArgument,
     IopError,
     ProtocolError,
-    ProviderConnectionLost,
-    ProviderUnreachable,
     RequestCancelled,
     UnknownProvider,
     UnsupportedCommand,
 )
 from iop.net.loop import Runtime
 from iop.node.adapters import Figures
+from iop.node.health import Health
 from iop.node.provider import Provider
 from iop.wire import limits
 from iop.wire import messages as m
@@ -44,19 +42,20 @@ MAX_RUNNING = 64
 DEFAULT_S, MAX_S = 5.0, 30.0
 ENGINE_S = 2.0  # for one engine, so that one that hangs hides no figure of the others
 ENGINES_AT_ONCE = 16
-PROBE_BYTES = 65536
 
 
 class Commands:
     """The commands that run for one session. ``answer`` sends; ``close`` ends them all without a word."""
 
-    def __init__(self, runtime: Runtime, backends: Backends, answer: Callable[[m.NodeCommandResponse], None]) -> None:
+    def __init__(
+        self, runtime: Runtime, backends: Backends, health: Health, answer: Callable[[m.NodeCommandResponse], None]
+    ) -> None:
         self._runtime = runtime
         self._backends = backends
+        self._health = health
         self._answer = answer
         self._running: dict[int, asyncio.Task[m.NodeCommandResponse]] = {}
         self._engines = asyncio.Semaphore(ENGINES_AT_ONCE)
-        self._observations = 0  # of providers' health on this connection: the first is 1
 
     def received(self, request: m.NodeCommandRequest) -> None:
         """Starts a command, or cancels one: an id that is not running is none of ours any more."""
@@ -106,17 +105,18 @@ class Commands:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     async def _capabilities(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
-        """Is this provider there? (HEALTH-5)"""
+        """Can this provider serve this target? (HEALTH-5)"""
         provider = self._provider(request)
-        health = await _probe(provider)
-        self._observations += 1
+        if not request.target:
+            raise InvalidArgument("the capabilities are those of one target")
+        health, seq = await self._health.observe(provider, request.target)
         return m.NodeCommandResponse(
             request.command_id,
             provider_id=request.provider_id,
             adapter=request.adapter,
             target=request.target,
-            provider_health=health,
-            health_observation_seq=self._observations,
+            provider_health=m.ProviderHealth[health.name],
+            health_observation_seq=seq,
         )
 
     async def _transport_status(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
@@ -182,26 +182,6 @@ class Commands:
 
 
 _UINT32_MAX = (1 << 32) - 1
-_PATH = re.compile(rb"/[!-~]{0,1023}")
-
-
-async def _probe(provider: Provider) -> m.ProviderHealth:
-    """Available: it answers its health path well. Unavailable: it refuses, breaks off, or says that it cannot serve.
-    Anything else, silence included, is unknown (LIVE-7)."""
-    config = provider.config
-    path = (config.health_path or provider.adapter.health_path).encode()
-    if _PATH.fullmatch(path) is None:  # it comes from the edge, and is about to stand in a request line
-        raise InvalidArgument("the provider's health.path is not a path")
-    try:
-        async with asyncio.timeout(config.health_timeout_ms / 1000 or DEFAULT_S):
-            status, _ = await provider.ask(b"GET", path, max_bytes=PROBE_BYTES)
-    except (ProviderUnreachable, ProviderConnectionLost):
-        return m.ProviderHealth.UNAVAILABLE
-    except (TimeoutError, IopError):
-        return m.ProviderHealth.UNKNOWN
-    if 200 <= status <= 299:
-        return m.ProviderHealth.AVAILABLE
-    return m.ProviderHealth.UNAVAILABLE if status >= 500 else m.ProviderHealth.UNKNOWN
 
 
 def _listed(provider: Provider) -> str:

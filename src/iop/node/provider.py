@@ -9,17 +9,20 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from iop._fast.fields import Fields
 from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
+from iop.execution.failure import ProviderHealth
 from iop.net.http.client import Origin, ProviderPool
 from iop.net.http.fetch import fetch
 from iop.net.http.head import HOP_BY_HOP
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS, Adapter
+from iop.node.adapters.questions import Reading, well
 from iop.wire import messages as m
 
 __all__ = ["Allowance", "ConfigRejected", "Provider", "check_path"]
@@ -36,6 +39,7 @@ _RESERVED_FIELDS = HOP_BY_HOP | {
     b"api-key",
     b"cookie",
 }
+_PATH = re.compile(rb"/[!-~]{0,1023}")
 MAX_FIELDS = 128
 MAX_BODY_BYTES = 1 << 40
 STALL_MS_MAX = 86_400_000  # LIVE-1
@@ -95,9 +99,10 @@ def _is_loopback(host: str) -> bool:
 
 
 class Provider:
-    """One backend. ``retire`` lets running calls end on their own connections."""
+    """One backend. ``retire`` lets running calls end on their own connections. ``questions`` are what a probe asks: the
+    paths, from the root of the server, and how to read what comes back."""
 
-    __slots__ = ("_fixed_lines", "adapter", "config", "origin", "pool")
+    __slots__ = ("_fixed_lines", "adapter", "config", "origin", "pool", "questions")
 
     def __init__(self, runtime: Runtime, config: m.ProviderConfig, allowance: Allowance, base_url: str) -> None:
         """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ConfigRejected."""
@@ -115,6 +120,7 @@ class Provider:
         self._fixed_lines = self.origin.host_line + credential
         self.adapter: Adapter = adapter
         self.config = config
+        self.questions = _questions(adapter, config, self.origin.base_path)
         self.pool = ProviderPool(
             runtime, self.origin, connect_timeout_s=config.connect_timeout_ms / 1000, idle_s=config.idle_ms / 1000
         )
@@ -187,6 +193,17 @@ class Provider:
 
     def close(self) -> None:
         self.pool.close()
+
+
+def _questions(adapter: Adapter, config: m.ProviderConfig, base_path: bytes) -> tuple[tuple[bytes, Reading], ...]:
+    """Raises ConfigRejected for a configured path that is none: it is about to stand in a request line."""
+    if config.health_path:
+        path = config.health_path.encode()
+        if _PATH.fullmatch(path) is None:
+            raise ConfigRejected(config.id, "its health.path is not a path")
+        return ((path, well(ProviderHealth.AVAILABLE)),)
+    beside = base_path.removesuffix(b"/v1")
+    return tuple(((base_path if q.on_base else beside) + q.path, q.read) for q in adapter.questions)
 
 
 def _check_stalls(request: m.ProviderTunnelRequest | m.RunRequest) -> None:

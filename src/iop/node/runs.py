@@ -21,7 +21,7 @@ from iop.errors import (
     ProviderProtocolError,
     RequestCancelled,
 )
-from iop.execution.events import RunEvent, RunEventKind
+from iop.execution.events import Activity, RunEvent, RunEventKind, activity_of
 from iop.execution.failure import ExecutionFailure
 from iop.execution.gate import Slot
 from iop.execution.terminal import TerminalRule
@@ -40,6 +40,7 @@ __all__ = ["NormalizedRun"]
 
 MAX_INPUT_BYTES = 32 << 20
 MAX_ANSWER_BYTES = 4 << 20  # of an answer that is no event stream
+PROGRESS_BYTES = 4096  # so much more of an event that is not whole is progress (LIVE-2)
 _PLAIN = frozenset({RunEventKind.DELTA, RunEventKind.REASONING_DELTA})
 
 
@@ -51,8 +52,10 @@ class NormalizedRun(ProviderCall):
         "_answer_bytes",
         "_complete",
         "_decoder",
+        "_dropped_bytes",
         "_events",
         "_input",
+        "_open_steps",
         "_progressed_at",
         "_reader",
         "_rule",
@@ -77,6 +80,8 @@ class NormalizedRun(ProviderCall):
         self._answer_bytes = 0
         self._complete: RunEvent | None = None
         self._progressed_at = 0.0
+        self._dropped_bytes = 0
+        self._open_steps = 0  # how much of an event is here that is not whole
 
     # ---- the request -------------------------------------------------------------------------------------------------
 
@@ -105,7 +110,7 @@ class NormalizedRun(ProviderCall):
     def _ask(self) -> None:
         given, self._input = b"".join(self._input), []
         try:
-            self._request_head, body = self._provider.run_call(self._request, given)
+            self._request_head, body = self.provider.run_call(self._request, given)
         except IopError as exc:
             self._stop(exc)
             return
@@ -134,6 +139,7 @@ class NormalizedRun(ProviderCall):
         """Bytes of the answer's body."""
         decoder = self._decoder
         if self.state is not BODY or decoder is None:
+            self._dropped_bytes += len(data)
             return
         try:
             pieces, used = decoder.feed(data)
@@ -149,13 +155,15 @@ class NormalizedRun(ProviderCall):
             self.on_broken(exc)
         if self.state is not BODY:
             return
-        if not self.stream.ready and self._connection is not None:
-            self._connection.pause_reading()
+        paused = self.stream.paused
+        if not self.stream.ready and not paused:
+            self.pause_source()
 
     def _read(self, piece: bytes) -> None:
         reader = self._reader
         assert reader is not None
         if self._events is None:
+            self._progressed_at = self._agent.now
             self._answer.append(piece)
             self._answer_bytes += len(piece)
             if self._answer_bytes > MAX_ANSWER_BYTES:
@@ -164,6 +172,10 @@ class NormalizedRun(ProviderCall):
         for data in self._events.feed(piece):
             for event in reader.read(data):
                 self._emit(event)
+        steps = self._events.open_bytes // PROGRESS_BYTES
+        if steps > self._open_steps:
+            self._progressed_at = self._agent.now
+        self._open_steps = steps
 
     def _whole(self, extra_bytes: int) -> None:
         """The body is complete. Bytes behind it make the connection unfit for another call."""
@@ -188,7 +200,8 @@ class NormalizedRun(ProviderCall):
         admitted = self._rule.admit(event)
         if admitted is None:
             return
-        self._progressed_at = self._agent.now
+        if activity_of(admitted) is not Activity.NONE:
+            self._progressed_at = self._agent.now
         if admitted.failure is not None:
             self._stop(admitted.failure.error())
         elif admitted.kind is RunEventKind.COMPLETE:
@@ -215,12 +228,12 @@ class NormalizedRun(ProviderCall):
     def _progress_at(self) -> float:
         return self._progressed_at
 
+    @property
+    def dropped_bytes(self) -> int:
+        return self._dropped_bytes
+
     def _detached(self) -> None:
         """Nothing of a run's refers to its connection."""
-
-    def resume_source(self) -> None:
-        self._progressed_at = self._agent.now  # time spent paused does not count (LIVE-4)
-        super().resume_source()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

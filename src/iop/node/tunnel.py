@@ -64,6 +64,8 @@ class Tunnel(ProviderCall):
             raise ProtocolError("body_length", f"stream {self.stream.stream_id}")
         connection = self._connection
         if connection is not None:
+            if connection.writer.pending_bytes == 0:
+                self._since = self._agent.runtime.wheel.now  # it had taken all that there was, and waited for us
             if not connection.written:
                 self._pieces.append(data)  # it may yet turn out dead, and then all of it goes to another one
             connection.writer.write(data)
@@ -112,6 +114,14 @@ class Tunnel(ProviderCall):
 
     def _progress_at(self) -> float:
         return self.stream.progress_at
+
+    @property
+    def dropped_bytes(self) -> int:
+        return self.stream.dropped_bytes
+
+    def _starved(self) -> bool:
+        connection = self._connection
+        return self._unsent_bytes > 0 and connection is not None and connection.writer.pending_bytes == 0
 
     def _detached(self) -> None:
         self.stream.feeds(None)

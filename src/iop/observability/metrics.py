@@ -41,6 +41,10 @@ __all__ = [
 APIS = ("chat", "completions", "responses", "embeddings", "messages", "count_tokens", "models", "runs", "other")
 
 
+#: Values of the ``provider_health`` label (LIVE-7).
+HEALTH = ("available", "unavailable", "unknown")
+
+
 def _codes(cls: type[errors.IopError]) -> Iterator[str]:
     yield cls.code
     for sub in cls.__subclasses__():
@@ -373,6 +377,18 @@ class NodeMetrics(Metrics):
         )
         self.provider_bytes = self._watched("provider_bytes", "Bytes exchanged with providers.", direction=DIRECTIONS)
         self.first_byte = self._histogram("provider_first_byte_seconds", "From the request to the provider's head.")
+        self.stalls = self._counter(
+            "response_stalls", "Calls that ended for want of progress.",
+            kind=("run", "tunnel"), provider_health=HEALTH, close=("confirmed", "unconfirmed"),
+        )  # fmt: skip
+        self.stall_seconds = self._histogram("response_stall_duration_seconds", "The silence that ended in a stall.")
+        self.late_bytes = self._counter(
+            "late_response_bytes", "Bytes that came behind the end of their call.", kind=("run", "tunnel")
+        )
+        self.probes = self._counter(
+            "provider_probes", "Probes of providers, by who asked and what they found.",
+            cause=("stall", "command", "failure"), provider_health=HEALTH,
+        )  # fmt: skip
         self.ready = self._gauge("edge_connected", "1 while the session with the edge is ready.")
         self.store_rows = self._watched("store_rows", "Rows of the run store.", result=("written", "dropped"))
         self.connects = self._counter(

@@ -91,7 +91,7 @@ def test_sample_files_load_and_show_the_defaults() -> None:
         section = getattr(edge, name)
         assert section == type(section)(), name
     provider = edge.nodes[0].providers[0]
-    assert (provider.capacity, provider.long_capacity, provider.health.path) == (8, 2, "/health")
+    assert (provider.capacity, provider.long_capacity, provider.health.path) == (8, 2, "")
     assert edge.models[0].candidates[0].target == "Qwen/Qwen3-32B"
 
     node = load_node(ROOT / "configs/node.yaml", env={"IOP_NODE_TOKEN": "t"})

@@ -108,9 +108,12 @@ def test_only_three_pairs_of_evidence_exist() -> None:
 @pytest.mark.req("LIVE-6", "LIVE-7")
 @pytest.mark.parametrize("health", list(ProviderHealth))
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_a_stall_is_retryable_only_if_its_call_was_closed(health: ProviderHealth, confirmed: bool) -> None:
-    failure = stalled(health, seq=4, idle_ms=300_000, close_confirmed=confirmed)
-    assert (failure.code, failure.retryable) == ("response_stalled", confirmed)
+@pytest.mark.parametrize("in_grace", [True, False])
+def test_a_stall_is_retryable_only_if_its_call_was_closed_in_time(
+    health: ProviderHealth, confirmed: bool, in_grace: bool
+) -> None:
+    failure = stalled(health, seq=4, idle_ms=300_000, close_confirmed=confirmed, retryable=in_grace)
+    assert (failure.code, failure.retryable) == ("response_stalled", confirmed and in_grace)
     assert (failure.health_observation_seq, failure.idle_ms, failure.close_confirmed) == (4, 300_000, confirmed)
     pair = (failure.provider_health, failure.liveness_classification)
     assert pair == normalise_evidence(*pair)

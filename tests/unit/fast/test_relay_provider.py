@@ -59,8 +59,9 @@ def test_without_credit_the_source_stops_and_holds_what_it_read() -> None:
     assert node.heard == ["pause", ("end", 0)]
 
 
-@pytest.mark.req("LIVE-4")
-def test_time_without_credit_does_not_count_as_silence() -> None:
+@pytest.mark.req("LIVE-3", "LIVE-4")
+def test_a_pause_is_no_progress_and_what_is_sent_behind_it_is() -> None:
+    """Whoever looks after the silence is told of both."""
     node = Node(FRAMING_LENGTH, 100_000, credit=10)
     node.hub.now = 1.0
     node.stream.feed(bytes(20))
@@ -72,7 +73,7 @@ def test_time_without_credit_does_not_count_as_silence() -> None:
     node.hub.now = 500.0
     node.mux.feed(frame.encode_credit(1, 1000))
     assert not node.stream.paused
-    assert node.stream.progress_at == 500.0
+    assert node.stream.progress_at == 300.0
     assert node.heard == ["pause", "resume"]
 
 

@@ -27,6 +27,12 @@ class EventReader:
         self._after_cr = False  # a LF that comes next belongs to the CR before it
         self._fresh = True
 
+    @property
+    def open_bytes(self) -> int:
+        """Of the event that is not whole yet; comments do not count."""
+        comment = not self._line or self._line[0].startswith(b":")
+        return self._data_bytes + (0 if comment else self._line_bytes)
+
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of the events that ``piece`` completes. Raises ProviderProtocolError for one above the bound."""
         if self._after_cr and piece:

@@ -17,10 +17,11 @@ from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
 from iop.node.adapters.openai_compat import Adapter
+from iop.node.adapters.questions import working
 
 __all__ = ["ADAPTER", "EchoServer"]
 
-ADAPTER = Adapter("echo", rest_after_stream=False, built_in=True)
+ADAPTER = Adapter("echo", rest_after_stream=False, built_in=True, questions=(working(b"/health"),))
 
 _JSON = b"content-type: application/json\r\n"
 _SSE = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import msgspec
 
+from iop.execution.failure import ProviderHealth
 from iop.node.adapters.openai_compat import Adapter, Engine, Figures
+from iop.node.adapters.questions import Question, alive
 
 __all__ = ["ADAPTER"]
 
@@ -28,4 +30,14 @@ def read(slots: bytes) -> Figures | None:
         return None
 
 
-ADAPTER = Adapter("llama_cpp", health_path="/health", engine=Engine(b"/slots", read))
+def _slots(status: int, body: bytes, target: str) -> ProviderHealth:
+    """It takes any model's name, so its target is not looked for; and it may have been started without this list. What
+    counts is that the list comes: the loop that makes tokens answers it, and ``/health`` is answered beside that."""
+    return ProviderHealth.UNAVAILABLE if status >= 500 and status != 501 else ProviderHealth.AVAILABLE
+
+
+ADAPTER = Adapter(
+    "llama_cpp",
+    questions=(alive(b"/health"), Question(b"/slots", _slots)),
+    engine=Engine(b"/slots", read),
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from iop.node.adapters.openai_compat import Adapter, Engine, Figures
+from iop.node.adapters.questions import listed
 
 __all__ = ["ADAPTER"]
 
@@ -29,4 +30,14 @@ def read(running: bytes) -> Figures | None:
         return None
 
 
-ADAPTER = Adapter("ollama", health_path="/", engine=Engine(b"/api/ps", read, counts_requests=False), api=API)
+def _tagged(name: str) -> str:
+    """A name without a tag is that of its latest."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+ADAPTER = Adapter(
+    "ollama",
+    questions=(listed(b"/api/ps", missing=None, same=_tagged), listed(b"/api/tags", same=_tagged)),
+    engine=Engine(b"/api/ps", read, counts_requests=False),
+    api=API,
+)

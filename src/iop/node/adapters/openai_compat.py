@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from iop.node.adapters.normal import CHAT, NormalForm
+from iop.node.adapters.questions import Question, models, working
 
 __all__ = ["ADAPTER", "Adapter", "Engine", "Figures"]
 
@@ -37,16 +38,17 @@ class Adapter:
     """One kind of provider.
 
     ``methods``: what a tunnel may use (TUN-7). ``rest_after_stream``: whether a connection that ended a stream has to
-    rest before it is used again (TUN-5). ``health_path``: where to ask, when the configuration does not say.
-    ``built_in``: the node itself serves this provider, on loopback. ``engine``: how to ask what its engine is doing,
-    where it can be asked. ``api``: the paths of its own that a command may use, from the root of its server, with the
-    method of each (EXEC-8). ``normal``: how it is asked for a normalized run, where it can be (EXEC-1).
+    rest before it is used again (TUN-5). ``questions``: what a probe asks, when the configuration names no path; a
+    server without a list of models is asked whether it is well. ``built_in``: the node itself serves this provider, on
+    loopback. ``engine``: how to ask what its engine is doing, where it can be asked. ``api``: the paths of its own that
+    a command may use, from the root of its server, with the method of each (EXEC-8). ``normal``: how it is asked for a
+    normalized run, where it can be (EXEC-1).
     """
 
     kind: str
     methods: frozenset[bytes] = frozenset({b"GET", b"POST"})
     rest_after_stream: bool = True
-    health_path: str = "/v1/models"
+    questions: tuple[Question, ...] = (models(absent=None), working(b"/health"))
     built_in: bool = False
     engine: Engine | None = None
     api: Mapping[bytes, bytes] = field(default_factory=dict)

@@ -1,10 +1,13 @@
-"""vLLM's OpenAI-compatible server. Its load is in its Prometheus metrics, one series per engine core."""
+"""vLLM's OpenAI-compatible server. Its load is in its Prometheus metrics, one series per engine core. It is well if its
+``/health`` says that the engine lives, and if it lists the target: a LoRA that was unloaded is not there any more."""
 
 from __future__ import annotations
 
 import re
 
+from iop.execution.failure import ProviderHealth
 from iop.node.adapters.openai_compat import Adapter, Engine, Figures
+from iop.node.adapters.questions import alive, models
 
 __all__ = ["ADAPTER"]
 
@@ -24,4 +27,8 @@ def read(metrics: bytes) -> Figures | None:
     return Figures(found[b"running"], found.get(b"waiting")) if b"running" in found else None
 
 
-ADAPTER = Adapter("vllm", health_path="/health", engine=Engine(b"/metrics", read))
+ADAPTER = Adapter(
+    "vllm",
+    questions=(alive(b"/health"), models(absent=ProviderHealth.UNKNOWN)),
+    engine=Engine(b"/metrics", read),
+)

@@ -1,0 +1,185 @@
+"""What each kind of provider is asked by a probe, and what its answers mean (EXEC-4, HEALTH-5, LIVE-7)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from iop.wire import messages as m
+from tests.simulation.virtual import BASE, Served, VirtualNode
+
+Answers = dict[str, tuple[int, bytes] | str]  # by path: status and body, or what happens instead
+
+LISTS = json.dumps({"object": "list", "data": [{"id": "other"}, {"id": "t", "owned_by": "x"}]}).encode()
+LACKS = json.dumps({"data": [{"id": "other", "name": 7}]}).encode()
+PS = json.dumps({"models": [{"name": "t:latest", "model": "t:latest", "size": 1}]}).encode()
+NONE = b'{"models":[]}'
+OK, GONE, BUSY = (200, b""), (404, b"no"), (503, b'{"error":{"message":"Loading model"}}')
+SILENT, CLOSES, RESETS, GARBLED, CUT = "silent", "closes", "resets", "garbled", "cut"
+
+CASES: list[tuple[str, Answers, str]] = [
+    ("openai_compat", {"/v1/models": (200, LISTS)}, "AVAILABLE"),
+    ("openai_compat", {"/v1/models": (200, LACKS)}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": (200, b'{"data":[]}')}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": (200, b"{}")}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (200, b"<html>")}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (200, b"[" * 100_000)}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (200, b'{"data":[' + b'{"id":"x"},' * 120_000 + b"]}")}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (401, b"")}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (429, b"")}, "UNKNOWN"),
+    ("openai_compat", {"/v1/models": (500, b"")}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": BUSY}, "UNAVAILABLE"),
+    ("openai_compat", {}, "UNKNOWN"),  # neither a list nor a word on its health
+    ("openai_compat", {"/health": OK}, "AVAILABLE"),  # a server without a list
+    ("openai_compat", {"/health": BUSY}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": SILENT}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": CLOSES}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": RESETS}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": CUT}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": GARBLED}, "UNKNOWN"),
+    ("vllm", {"/health": OK, "/v1/models": (200, LISTS)}, "AVAILABLE"),
+    ("vllm", {"/health": OK, "/v1/models": (200, LACKS)}, "UNAVAILABLE"),
+    ("vllm", {"/health": BUSY, "/v1/models": (200, LISTS)}, "UNAVAILABLE"),
+    ("vllm", {"/health": OK}, "UNKNOWN"),
+    ("vllm", {"/v1/models": (200, LISTS)}, "UNKNOWN"),
+    ("vllm", {"/health": SILENT}, "UNAVAILABLE"),
+    ("vllm", {"/health": OK, "/v1/models": SILENT}, "UNKNOWN"),
+    ("vllm", {"/health": OK, "/v1/models": RESETS}, "UNAVAILABLE"),
+    ("llama_cpp", {"/health": OK, "/slots": (200, b"[]")}, "AVAILABLE"),
+    ("llama_cpp", {"/health": OK, "/slots": (501, b"")}, "AVAILABLE"),
+    ("llama_cpp", {"/health": OK}, "AVAILABLE"),
+    ("llama_cpp", {"/health": BUSY}, "UNAVAILABLE"),
+    ("llama_cpp", {"/health": OK, "/slots": BUSY}, "UNAVAILABLE"),
+    ("llama_cpp", {"/health": OK, "/slots": SILENT}, "UNKNOWN"),  # in the middle of a long batch, or worse
+    ("llama_cpp", {"/health": SILENT}, "UNAVAILABLE"),
+    ("ollama", {"/api/ps": (200, PS)}, "AVAILABLE"),
+    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, PS)}, "AVAILABLE"),
+    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, NONE)}, "UNAVAILABLE"),
+    ("ollama", {"/api/ps": (500, b"")}, "UNAVAILABLE"),
+    ("ollama", {}, "UNKNOWN"),
+    ("ollama", {"/api/ps": SILENT}, "UNAVAILABLE"),
+]
+
+
+def playing(answers: Answers) -> object:
+    def probe(served: Served) -> None:
+        answer = answers.get(served.path.decode(), GONE)
+        transport = served.transport
+        if isinstance(answer, tuple):
+            served.answer(*answer)
+        elif answer == CLOSES:
+            transport.close()
+        elif answer == RESETS:
+            transport.peer.reset()
+        elif answer == GARBLED:
+            transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n")
+        elif answer == CUT:
+            transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+            transport.close()
+
+    return probe
+
+
+def health(world: VirtualNode, target: str = "t") -> str:
+    world.ask(target, number=len(world.heard(m.NodeCommandResponse)) + 1)
+    world.pass_s(3.3)
+    answer = world.heard(m.NodeCommandResponse)[-1]
+    assert (answer.code, answer.adapter, answer.target) == (m.ErrorCode.UNSPECIFIED, world.kind, target)
+    return str(answer.provider_health.name)
+
+
+@pytest.mark.req("HEALTH-5", "LIVE-7", "EXEC-4")
+@pytest.mark.parametrize(("kind", "answers", "found"), CASES, ids=[f"{k} {sorted(a)} {f}" for k, a, f in CASES])
+def test_what_a_kind_of_provider_answers_is_its_health(kind: str, answers: Answers, found: str) -> None:
+    with VirtualNode(kind) as world:
+        world.probe = playing(answers)  # type: ignore[assignment]
+        assert health(world) == found
+        assert all(b"connection: close" in served.heard for served in world.probes)
+
+
+@pytest.mark.req("HEALTH-5")
+@pytest.mark.parametrize("kind", ["openai_compat", "vllm", "llama_cpp", "ollama"])
+def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
+    with VirtualNode(kind) as world:
+        world.refuse()
+        assert health(world) == "UNAVAILABLE"
+
+
+@pytest.mark.req("HEALTH-5")
+@pytest.mark.parametrize(("target", "found"), [("t", "AVAILABLE"), ("t:latest", "AVAILABLE"), ("t:8b", "UNAVAILABLE")])
+def test_a_name_without_a_tag_is_its_latest_at_ollama(target: str, found: str) -> None:
+    with VirtualNode("ollama") as world:
+        world.probe = playing({"/api/ps": (200, PS), "/api/tags": (200, PS)})  # type: ignore[assignment]
+        assert health(world, target) == found
+
+
+@pytest.mark.req("HEALTH-5")
+@pytest.mark.parametrize(
+    ("kind", "base", "paths"),
+    [
+        ("vllm", "/v1", [b"/health", b"/v1/models"]),
+        ("vllm", "/gpu/v1", [b"/gpu/health", b"/gpu/v1/models"]),
+        ("llama_cpp", "/v1", [b"/health", b"/slots"]),
+        ("openai_compat", "/api/openai", [b"/api/openai/models"]),
+        ("ollama", "/v1", [b"/api/ps"]),
+    ],
+)
+def test_what_is_asked_and_where(kind: str, base: str, paths: list[bytes]) -> None:
+    with VirtualNode(kind, base_url=BASE.replace("/v1", base)) as world:
+
+        def probe(served: Served) -> None:
+            served.answer(200, PS if kind == "ollama" else LISTS)
+
+        world.probe = probe
+        assert health(world) == "AVAILABLE"
+        assert [served.path for served in world.probes] == paths
+
+
+@pytest.mark.req("HEALTH-5")
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ((200, b"anything"), "AVAILABLE"),
+        ((204, b""), "AVAILABLE"),
+        ((302, b""), "UNKNOWN"),
+        (GONE, "UNKNOWN"),
+        (BUSY, "UNAVAILABLE"),
+    ],
+)
+def test_a_configured_path_is_asked_in_the_place_of_all_else(answer: tuple[int, bytes], found: str) -> None:
+    with VirtualNode("vllm", base_url=BASE.replace("/v1", "/gpu/v1"), health_path="/well?deep=1") as world:
+        world.probe = playing({"/well?deep=1": answer})  # type: ignore[assignment]
+        assert health(world) == found
+        assert [served.path for served in world.probes] == [b"/well?deep=1"]
+
+
+@pytest.mark.req("HEALTH-5")
+def test_a_configured_bound_ends_a_probe_and_its_connection() -> None:
+    with VirtualNode(health_timeout_ms=500) as world:
+        world.ask()
+        world.pass_s(0.4)
+        assert world.heard(m.NodeCommandResponse) == []
+        world.pass_s(0.2)
+        assert world.heard(m.NodeCommandResponse)[0].provider_health.name == "UNAVAILABLE"
+        assert world.probes[0].gone
+
+
+@pytest.mark.req("HEALTH-5", "EXEC-8")
+def test_a_probe_waits_behind_no_run_and_takes_no_slot() -> None:
+    with VirtualNode(capacity=1) as world:
+        world.probe = playing({"/v1/models": (200, LISTS)})  # type: ignore[assignment]
+        world.open()
+        assert world.backends.gate.held("p") == 1
+        world.ask()
+        world.pass_s(0.1)
+        assert world.heard(m.NodeCommandResponse)[0].provider_health.name == "AVAILABLE"
+        assert world.backends.gate.held("p") == 1
+
+
+@pytest.mark.req("HEALTH-5")
+def test_capabilities_are_those_of_a_target() -> None:
+    with VirtualNode() as world:
+        world.ask("")
+        world.pass_s(0.1)
+        assert world.heard(m.NodeCommandResponse)[0].code is m.ErrorCode.INVALID_ARGUMENT
