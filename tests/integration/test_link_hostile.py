@@ -114,6 +114,15 @@ AFTER_REGISTERING: dict[str, tuple[bytes, str]] = {
     "a million empty submessages": (framed(b"\x62\x80\x89\x7a" + b"\x1a\x00" * 1_000_000), "control_frame_too_large"),
     "beyond max_frame_bytes": ((4 * 2**20 + 1).to_bytes(4, "big"), "frame_length"),
 }
+
+
+def found(name: str) -> bytes:
+    """A report of one server, as no codec of ours would write it."""
+    server = pb.DetectedServer(name=name, kind="vllm", port=8000, capacity=1)
+    event = pb.EdgeNodeEvent(inventory=pb.Inventory(servers=[server]))
+    return framed(pb.Envelope(edge_node_event=event).SerializeToString())
+
+
 WHEN_READY: dict[str, tuple[bytes, str]] = {
     "a second registration": (REGISTER, "wrong_state"),
     "an opening to the edge": (
@@ -124,6 +133,10 @@ WHEN_READY: dict[str, tuple[bytes, str]] = {
     "a stream that the edge never opened": (frame.encode_tunnel_frame(9, 0, 2, b"x"), "unknown_stream"),
     "stream 0": (frame.encode_tunnel_frame(0, 0, 2, b"x"), "unknown_stream"),
     "credit for no stream": (frame.encode_credit(9, 1), "unknown_stream"),
+    **{
+        f"a server called {name[:9]!r}": (found(name), "bad_message")
+        for name in ("", "../x", "a b\n", "vLLM", "n" * 33)
+    },
     "an event of no kind": (
         framed(pb.Envelope(edge_node_event=pb.EdgeNodeEvent()).SerializeToString()),
         "bad_message",

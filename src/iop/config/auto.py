@@ -2,6 +2,8 @@
 
 An edge runs the filled-in configuration, which looks as if somebody had written it all down; so nothing else in the
 edge knows of this. What is written down wins over what is found, and an earlier entry over a later one.
+
+What nodes say is not trusted to be fit for a configuration: whatever it is, what does not fit is left out, alone.
 """
 
 from __future__ import annotations
@@ -9,14 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from iop.config.edge import AUTO, Candidate, EdgeConfig, ModelEntry, NodeEntry, ProviderEntry
+from iop.config.fields import is_ident, is_model_name
 
-__all__ = ["Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
+__all__ = ["KINDS", "Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
 
 MAX_MODELS = 10_000  # that are exposed without being written down
+MAX_CAPACITY = 100_000
+#: Of servers that can be found.
+KINDS = frozenset(get_args(ProviderEntry.model_fields["kind"].annotation)) - {AUTO, "echo"}
 
 
 class Server(NamedTuple):
@@ -60,7 +66,8 @@ def asked_anew(before: EdgeConfig, after: EdgeConfig) -> list[str]:
 
 
 def fill_in(file: EdgeConfig, found: Mapping[str, Found]) -> EdgeConfig:
-    """The configuration to run: ``file`` with its open places filled in. The same object if it has none."""
+    """The configuration to run: ``file`` with its open places filled in. The same object if it has none. Raises
+    nothing, whatever is in ``found``."""
     if not any(any(ask) for ask in asks(file).values()):
         return file
     taken = {p.id for node in file.nodes for p in node.providers if p.kind != AUTO}
@@ -72,7 +79,8 @@ def fill_in(file: EdgeConfig, found: Mapping[str, Found]) -> EdgeConfig:
         for entry, lists in _providers(node, seen.servers, taken):
             providers.append(entry)
             if entry.enabled:
-                listed[node.id, entry.id] = seen.models.get(entry.id, lists)
+                names = seen.models.get(entry.id, lists)
+                listed[node.id, entry.id] = tuple(filter(is_model_name, names))
         nodes.append(node.model_copy(update={"providers": tuple(providers)}))
     models = tuple(_models(file.models, listed))
     return file.model_copy(update={"nodes": tuple(nodes), "models": models})
@@ -89,13 +97,16 @@ def _providers(
             continue
         for server in servers:
             provider_id = f"{entry.id}-{server.name}"
+            if server.kind not in KINDS or not 0 < server.port < 65536 or not is_ident(provider_id):
+                continue
             if server.port in known or provider_id in taken:
                 continue
             known.add(server.port)
             taken.add(provider_id)
             update = {"id": provider_id, "kind": server.kind, "base_url": f"http://127.0.0.1:{server.port}/v1"}
             if "capacity" not in entry.model_fields_set:
-                update["capacity"] = max(server.capacity, entry.long_capacity or 0)  # type: ignore[assignment]
+                least = max(1, entry.long_capacity or 0)
+                update["capacity"] = min(max(server.capacity, least), MAX_CAPACITY)  # type: ignore[assignment]
             yield entry.model_copy(update=update), server.models
 
 
@@ -109,6 +120,10 @@ def _local_port(url: str | None) -> int | None:
 
 def _models(entries: Sequence[ModelEntry], listed: Mapping[tuple[str, str], tuple[str, ...]]) -> Iterator[ModelEntry]:
     taken = {name for entry in entries if "*" not in entry.id for name in (entry.id, *entry.aliases)}
+    offers: dict[str, list[tuple[str, str]]] = {}  # who lists it, in the order of the first ones
+    for key, names in listed.items():
+        for name in dict.fromkeys(names):
+            offers.setdefault(name, []).append(key)
     left = MAX_MODELS
     for entry in entries:
         if entry.candidates:
@@ -117,11 +132,13 @@ def _models(entries: Sequence[ModelEntry], listed: Mapping[tuple[str, str], tupl
             pattern = entry.target or entry.id
             yield entry.model_copy(update={"candidates": tuple(_candidates(listed, pattern))})
         else:
-            for name in dict.fromkeys(name for names in listed.values() for name in names):
+            for name, who in offers.items():
                 if left and name not in taken and matches(name, entry.id):
                     left -= 1
                     taken.add(name)
-                    yield entry.model_copy(update={"id": name, "candidates": tuple(_candidates(listed, name))})
+                    # The very name: a star in it is no pattern.
+                    found = tuple(Candidate(node=n, provider=p, target=name) for n, p in who)
+                    yield entry.model_copy(update={"id": name, "candidates": found})
 
 
 def _candidates(listed: Mapping[tuple[str, str], tuple[str, ...]], pattern: str) -> Iterator[Candidate]:

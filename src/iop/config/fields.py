@@ -52,6 +52,8 @@ __all__ = [
     "StoreUrl",
     "WebOrigins",
     "digest",
+    "is_ident",
+    "is_model_name",
     "number",
     "parse_base_url",
     "secret_from",
@@ -109,14 +111,24 @@ Millis = Annotated[Int, Field(ge=1, le=31_536_000_000)]
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
+def is_ident(value: str) -> bool:
+    """Whether it can be the id of an edge, a node or a provider."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) is not None
+
+
+def is_model_name(value: str) -> bool:
+    """Whether a model can have this name."""
+    return 0 < len(value.encode("utf-8", "replace")) <= 512 and value.isprintable() and value == value.strip()
+
+
 def _ident(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+    if not is_ident(value):
         raise _fault("use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
 
 
 def _model_name(value: str) -> str:
-    if not value or len(value.encode("utf-8", "replace")) > 512 or not value.isprintable() or value != value.strip():
+    if not is_model_name(value):
         raise _fault("use 1 to 512 bytes of printable text without surrounding spaces")
     return value
 

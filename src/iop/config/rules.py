@@ -16,6 +16,7 @@ __all__ = ["edge_faults", "node_faults"]
 Path = tuple[str | int, ...]
 Tree = dict[str, Any]
 
+AUTO_ID_CHARS = 40  # of the 64 that the ids of its servers may have
 HTTP_LISTEN, TRANSPORT_LISTEN, ADMIN_LISTEN = "127.0.0.1:8080", "127.0.0.1:7443", "127.0.0.1:9090"
 
 
@@ -137,6 +138,11 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
         )
     elif kind == "echo" and url is not None:
         yield Fault((*path, "base_url"), "the echo provider is built into the node; leave base_url out")
+    elif kind == "auto" and len(str(provider.get("id", ""))) > AUTO_ID_CHARS:
+        yield Fault(
+            (*path, "id"),
+            f"with kind: auto at most {AUTO_ID_CHARS} characters, since ids of what is found begin with it",
+        )
     elif kind == "auto" and url is not None:
         yield Fault((*path, "base_url"), "the node finds its servers by itself; leave base_url out, or name the kind")
     elif isinstance(kind, str) and kind not in ("echo", "auto") and url is None:

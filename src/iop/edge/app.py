@@ -190,7 +190,7 @@ class Edge:
         on: with many nodes it takes longer than a stream may wait. The keys file is read again unless ``keys`` says
         what it has. Raises ConfigError."""
         running = self.config
-        change = compare(running, fill_in(wanted, self.discovery.found))
+        change = compare(running, self.discovery.fill_in(wanted))
         change = replace(change, changed=(*change.changed, *asked_anew(self.file, wanted)))
         revision = self.revision + bool(change.changed)
         told = plan.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))

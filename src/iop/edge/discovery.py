@@ -10,8 +10,9 @@ import logging
 from asyncio import Future
 from collections.abc import Callable, Mapping
 
-from iop.config.auto import Asks, Found, Server, asks, matches
+from iop.config.auto import KINDS, Asks, Found, Server, asks, fill_in, matches
 from iop.config.edge import EdgeConfig
+from iop.config.fields import is_model_name
 from iop.edge.reload import Prepared, Reloaded
 from iop.errors import IopError
 from iop.net.loop import Runtime
@@ -35,6 +36,7 @@ class Discovery:
         #: By node; replaced and never changed, since a thread may be reading it.
         self.found: Mapping[str, Found] = {}
         self._asks: dict[str, Asks] = {}
+        self._newer: set[str] = set()  # nodes of which it was told that they find what this edge does not know
         self._patterns: list[str] = []
         self._seen: Mapping[str, Found] = self.found  # by the work that is under way
         self._armed = False
@@ -46,13 +48,38 @@ class Discovery:
         self._asks = asks(file)
         self._patterns = [entry.id for entry in file.models if not entry.candidates and "*" in entry.id]
         self.found = {node_id: found for node_id, found in self.found.items() if node_id in self._asks}
+        self._newer &= self._asks.keys()
+
+    def fill_in(self, file: EdgeConfig) -> EdgeConfig:
+        """The configuration to run. For threads as well. A report that cannot be worked in is left out, and named:
+        one node must not keep the edge from what its file and the others say."""
+        found = self.found
+        try:
+            return fill_in(file, found)
+        except Exception as exc:
+            log.error("discovery_broken", exc_info=exc)
+        fit: dict[str, Found] = {}
+        for node_id, report in found.items():
+            try:
+                fill_in(file, {**fit, node_id: report})
+            except Exception:
+                log.error("report_left_out", extra={"fields": {"node": node_id}})
+            else:
+                fit[node_id] = report
+        return fill_in(file, fit)
 
     def reported(self, node_id: str, inventory: m.Inventory) -> None:
         """A ready node's report; one that it was not asked for changes nothing."""
         ask = self._asks.get(node_id, Asks())
+        servers = [s for s in inventory.servers if s.kind in KINDS]
+        if ask.detect_servers and len(servers) < len(inventory.servers) and node_id not in self._newer:
+            self._newer.add(node_id)
+            kinds = sorted({s.kind for s in inventory.servers} - KINDS)
+            fields = {"node": node_id, "kinds": [kind[:40] for kind in kinds]}
+            log.warning("kinds_unknown", extra={"fields": fields})
         found = Found(
             tuple(
-                Server(s.name, s.kind, s.port, s.capacity, _names(s.models)) for s in inventory.servers
+                Server(s.name, s.kind, s.port, s.capacity, _names(s.models)) for s in servers
             ) if ask.detect_servers else (),
             {p.provider_id: _names(p.models) for p in inventory.providers} if ask.list_models else {},
         )  # fmt: skip
@@ -104,4 +131,4 @@ class Discovery:
 def _names(models: list[bytes]) -> tuple[str, ...]:
     """Those that a configuration could have; a node's word is checked like a file's."""
     texts = (name.decode("utf-8", "replace") for name in models)
-    return tuple(text for text in texts if text and text.isprintable() and text == text.strip())
+    return tuple(filter(is_model_name, texts))

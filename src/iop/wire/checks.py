@@ -6,6 +6,7 @@ value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,8 @@ def _check_inventory(p: Any) -> None:
     for provider in p.providers:
         _name(provider.provider_id, "inventory.providers.provider_id")
     for server in p.servers:
-        _name(server.name, "inventory.servers.name")
+        # It becomes part of an id.
+        _need(re.fullmatch("[a-z0-9-]{1,32}", server.name) is not None, "inventory.servers.name")
         _name(server.kind, "inventory.servers.kind")
         _need(0 < server.port < 65536 and server.capacity > 0, "inventory.servers.port")
     for lists in (p.providers, p.servers):

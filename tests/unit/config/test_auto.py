@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iop.config.auto import Asks, Found, Server, asked_anew, asks, fill_in, matches
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
+from iop.edge import plan
 from iop.errors import ConfigError
 
 OLLAMA = Server("ollama", "ollama", 11434, 4, ("qwen3:8b", "llama3"))
@@ -141,7 +144,50 @@ def test_only_the_star_means_more_than_itself(name: str, pattern: str, fits: boo
     assert matches(name, pattern) is fits
 
 
+NAMES = st.text(max_size=70) | st.sampled_from(
+    ["x", "../x", "a b\n", "n" * 500, "qwen3", " qwen3", "*", "qwen*", "\ufffd" * 512]
+)
+SERVERS = st.builds(
+    Server,
+    NAMES,
+    st.sampled_from(["ollama", "vllm", "auto", "echo", "sglang", ""]),
+    st.integers(-1, 70_000) | st.sampled_from([1, 2, 3]),
+    st.integers(-1, 2**32),
+    st.lists(NAMES, max_size=5).map(tuple),
+)
+REPORTS = st.builds(
+    Found,
+    st.lists(SERVERS, max_size=5).map(tuple),
+    st.dictionaries(NAMES | st.just("e"), st.lists(NAMES, max_size=5).map(tuple), max_size=3),
+)
+OPEN = config(
+    [{"id": "mine", "candidates": "auto", "target": "q*"}, {"id": "*"}],
+    [{"id": "e", "kind": "echo"}, {"id": "a" * 40, "kind": "auto", "long_capacity": 1, "capacity": 1}],
+    node("n2", "auto"),
+)
+LISTED = {"n2": Found((OLLAMA,), {"n2-ollama": ("qwen3",)})}
+
+
+@pytest.mark.req("CONF-1", "SEC-4")
+@given(REPORTS)
+def test_whatever_one_node_reports_the_others_keep_theirs_and_the_result_is_a_valid_file(report: Found) -> None:
+    filled = fill_in(OPEN, {"n1": report, **LISTED})
+    assert "n2-ollama" in [row[0] for row in providers(filled)]
+    assert ("n2", "n2-ollama", "qwen3") in groups(filled)["qwen3"]
+    for entry in (*filled.models, *(p for n in filled.nodes for p in n.providers)):
+        if getattr(entry, "kind", "") != "auto":
+            type(entry).model_validate_json(entry.model_dump_json())
+    exact = [(name, target) for name, group in groups(filled).items() if name != "mine" for _, _, target in group]
+    assert all(name == target for name, target in exact)
+    plan.pool_arguments(filled)
+
+
 FAULTS = [
+    (
+        {"nodes": [node("n1", [{"id": "a" * 41, "kind": "auto"}])]},
+        "providers[0].id: with kind: auto at most 40 characters",
+    ),
+    ({"nodes": [node("n" * 41 + "1", "auto")]}, "with kind: auto at most 40 characters"),
     ({"models": [{"id": "q*", "aliases": ["x"]}]}, "models[0].aliases: 'q*' stands for every model that it fits"),
     ({"models": [{"id": "q", "candidates": []}]}, "models[0].candidates: should not be empty; write auto"),
     ({"models": "all"}, "models: should be a list, or the word auto"),

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from iop.config.auto import Found
+from iop.config.auto import Found, Server, fill_in
 from iop.config.diff import Change
+from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
 from iop.edge import discovery as discovery_module
 from iop.edge.discovery import Discovery
@@ -119,6 +120,49 @@ async def test_a_node_cannot_bring_in_what_it_was_not_asked_for() -> None:
         desk.discovery.reported("x", m.Inventory([m.ProviderModels("p", [b"a"])]))
         assert desk.discovery.found["x"] == Found()
         await desk.work(1)
+
+
+@pytest.mark.req("CONF-1")
+@async_test()
+async def test_a_kind_that_this_edge_does_not_know_is_left_out_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    newer = m.DetectedServer("sglang", "sglang", 30000, 4, [b"a"])
+    async with working() as desk:
+        for names in (["b"], ["b", "c"]):
+            report = listing(*names)
+            desk.discovery.reported("n1", m.Inventory([], [newer, *report.servers]))
+            assert [s.kind for s in desk.discovery.found["n1"].servers] == ["ollama"]
+        told = [record.__dict__["fields"] for record in caplog.records if record.message == "kinds_unknown"]
+        assert told == [{"node": "n1", "kinds": ["sglang"]}]
+        await desk.work(1)
+
+
+@pytest.mark.req("CONF-1", "CONF-2")
+@async_test()
+async def test_a_report_that_breaks_the_work_is_left_out_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(file: EdgeConfig, found: Mapping[str, Found]) -> EdgeConfig:
+        if "bad" in (name for report in found.values() for s in report.servers for name in s.models):
+            raise ValueError("a fault of the edge itself")
+        return fill_in(file, found)
+
+    monkeypatch.setattr(discovery_module, "fill_in", picky)
+    async with working() as desk:
+        desk.discovery.found = {
+            "x": Found((), {"n1-ollama": ("ok",)}),
+            "n1": Found((_server("good"),)),
+            "n2": Found((_server("bad"),)),
+        }
+        filled = desk.discovery.fill_in(FILE)
+    assert [entry.id for entry in filled.models] == ["good"]
+    left_out = [record.__dict__["fields"] for record in caplog.records if record.message == "report_left_out"]
+    assert left_out == [{"node": "n2"}]
+
+
+def _server(model: str) -> Server:
+    return Server("ollama", "ollama", 11434, 4, (model,))
 
 
 @pytest.mark.req("API-5")
