@@ -279,7 +279,7 @@ def test_a_second_node_waits_its_turn_and_takes_over_from_a_frozen_one(tmp_path:
         with one_node(tmp_path / "first", address) as first:
             edge.wait_event("node_connected", node="n1")
             with one_node(tmp_path / "second", address) as second:
-                line = second.wait_event("edge_unreachable")
+                line = second.wait_event("duplicate_connection")
                 assert line["reason"] == "duplicate_connection"
                 assert line["detail"] == "node n1 is connected already, and it answers"
                 assert not events(first.lines, "edge_lost"), "the live owner was disturbed"
@@ -297,7 +297,7 @@ def test_a_second_node_waits_its_turn_and_takes_over_from_a_frozen_one(tmp_path:
                 finally:
                     first.signal(signal.SIGCONT)
                 assert first.wait_event("edge_lost")["reason"] == "connection_lost"
-                assert first.wait_event("edge_unreachable")["reason"] == "duplicate_connection"
+                assert first.wait_event("duplicate_connection")["reason"] == "duplicate_connection"
                 assert not events(second.lines, "edge_lost")
 
 

@@ -28,14 +28,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @contextmanager
-def edge(folder: Path, tls: dict[str, str] | None, **sections: Any) -> Iterator[Program]:
+def edge(
+    folder: Path, tls: dict[str, str] | None, *, listen: str = "127.0.0.1:0", **sections: Any
+) -> Iterator[Program]:
     """An edge with echo at node n1, and a node n2."""
     nodes = [
         {"id": "n1", "token_env": "IOP_TOKEN", "providers": [{"id": "e", "kind": "echo", "capacity": 4}]},
         {"id": "n2", "token_env": "IOP_OTHER_TOKEN"},
     ]
     models = [{"id": "echo", "candidates": [{"node": "n1", "provider": "e", "target": "echo"}]}]
-    config = edge_config(transport={"tls": tls}, nodes=nodes, models=models, **sections)
+    config = edge_config(transport={"tls": tls, "listen": listen}, nodes=nodes, models=models, **sections)
     with edge_program(folder, config, env=ENV) as running:
         yield running
 
@@ -126,6 +128,29 @@ def test_an_edge_that_is_not_the_one_to_trust_is_told_nothing(
         assert said in line["detail"]
         assert "node_rejected" not in [line.get("event") for line in running.lines]
         assert "node_connected" not in [line.get("event") for line in running.lines]
+
+
+@pytest.mark.req("SEC-1", "SUP-3")
+def test_a_wrong_certificate_at_the_address_of_an_edge_that_was_trusted_is_tried_again(
+    tmp_path: Path, made: Certificates
+) -> None:
+    """The right one may be back at any time; until then nothing is sent and each attempt says why."""
+    other = Certificates(tmp_path / "other").edge()
+    with edge(tmp_path, made.edge()) as running:
+        host, port = running.address("nodes")
+        retries = {"max_attempts": 0, "interval_sec": 0.1}
+        file = node_config((host, port), node={"tls": {"ca": made.ca}}, reconnect=retries)
+        with node_program(tmp_path, file, env=ENV) as dialling:
+            dialling.wait_event("edge_connected")
+            running.kill()
+            with edge(tmp_path, other, listen=f"{host}:{port}") as wrong:
+                for _ in range(2):
+                    said = dialling.wait_event("edge_untrusted", reason="edge_untrusted", after=len(dialling.lines))
+                    assert "self-signed certificate in certificate chain" in said["detail"]
+                assert "node_connected" not in [line.get("event") for line in wrong.lines]
+            after = len(dialling.lines)
+            with edge(tmp_path, made.edge(), listen=f"{host}:{port}"):
+                dialling.wait_event("edge_connected", after=after)
 
 
 @pytest.mark.req("SEC-1", "SUP-3")

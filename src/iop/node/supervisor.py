@@ -22,6 +22,8 @@ log = logging.getLogger("iop.node.supervisor")
 
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.05
+#: An attempt that failed at an edge that was reached.
+_SAID = {Ended.EDGE_UNTRUSTED: "edge_untrusted", Ended.DUPLICATE_CONNECTION: "duplicate_connection"}
 LEAVE_S = 2.0  # for terminals and the goodbye to be taken by the edge
 
 
@@ -166,7 +168,8 @@ class Supervisor:
             "attempt": f"{verdict.attempt} of {limit}",
             "next_in_s": round(verdict.delay_s, 1),
         }
-        log.warning("edge_unreachable" if verdict.attempt else "edge_lost", extra={"fields": fields})
+        event = _SAID.get(verdict.reason, "edge_unreachable") if verdict.attempt else "edge_lost"
+        log.warning(event, extra={"fields": fields})
 
     def _say_exit(self, verdict: Exit, detail: str) -> None:
         self._metrics.connects["rejected"].value += verdict.code == 3

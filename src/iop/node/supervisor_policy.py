@@ -15,7 +15,8 @@ draws the jitter.
     any of them ── local shutdown, a fatal reason, attempts exhausted ──► stopped (exit code)
 
 A connect that never became ready and a session that was lost are one kind of event, ``failed``; only a ready session
-resets the count of attempts.
+resets the count of attempts. An edge that is not to be trusted is a mistake in a file as long as no session has been
+ready; later it is somebody else, or a wrong certificate for a while, at an address that was right, and tried again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Ended(enum.StrEnum):
     UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, not a secret
     IDENTITY_MISMATCH = "identity_mismatch"
     PROTOCOL_MISMATCH = "protocol_mismatch"
-    EDGE_UNTRUSTED = "edge_untrusted"
+    EDGE_UNTRUSTED = "edge_untrusted"  # at first; once a session was ready it is tried again
     # decided here
     LOCAL_SHUTDOWN = "local_shutdown"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -150,22 +151,24 @@ class Exit:
 class SupervisorPolicy:
     """One node program's way through connections, from its start (``connecting``) to its exit."""
 
-    __slots__ = ("_story", "attempts", "policy", "state")
+    __slots__ = ("_story", "attempts", "policy", "state", "was_ready")
 
     def __init__(self, policy: ReconnectPolicy) -> None:
         self.policy = policy
         self.state = State.CONNECTING
         self.attempts = 0  # failed since the last ready session
+        self.was_ready = False  # some session
         self._story: deque[str] = deque(maxlen=8)
 
     def ready(self) -> None:
         """The session is ready: attempts count from zero again."""
         self._move(_Event.READY)
         self.attempts = 0
+        self.was_ready = True
 
     def ended(self, reason: Ended, jitter: float) -> Retry | Exit:
         """A connect failed or a session ended (SUP-1). ``jitter`` is a fresh random number in [0, 1)."""
-        if reason in EXIT_CODES:
+        if reason in EXIT_CODES and not (reason is Ended.EDGE_UNTRUSTED and self.was_ready):
             self._move(_Event.STOP)
             return Exit(EXIT_CODES[reason], reason, reason)
         if self.state is State.CONNECTING:

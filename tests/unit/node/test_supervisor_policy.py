@@ -108,8 +108,39 @@ def test_fatal_reasons_stop_at_once_with_their_code(reason: Ended, code: int, re
     m = machine(0, 1.0)
     if ready:
         m.ready()
+        if reason is Ended.EDGE_UNTRUSTED:
+            return  # the next test
     assert m.ended(reason, 0.5) == Exit(code, reason, reason)
     assert m.state is State.STOPPED
+
+
+@pytest.mark.req("SUP-3")
+@given(st.lists(st.sampled_from([Ended.EDGE_UNTRUSTED, Ended.CONNECT_FAILED]), max_size=12), st.integers(2, 12))
+def test_another_edge_at_the_address_of_one_that_was_trusted_is_retried_like_any_other_failure(
+    reasons: list[Ended], limit: int
+) -> None:
+    m, like = machine(limit), machine(limit)
+    for policy in (m, like):
+        policy.ready()
+        assert isinstance(policy.ended(Ended.CONNECTION_LOST, 0.5), Retry)
+    for reason in reasons:
+        if m.state is State.STOPPED:
+            break
+        got, plain = fail(m, reason), fail(like)
+        assert type(got) is type(plain)
+        assert (got.reason if isinstance(got, Retry) else got.last) is reason
+    assert m.state is like.state
+    if m.state is State.WAITING:
+        m.retry()
+        m.ready()
+        assert m.attempts == 0
+
+
+@pytest.mark.req("SUP-3")
+def test_an_edge_that_was_never_ready_and_is_not_to_be_trusted_ends_it_after_other_failures_too() -> None:
+    m = machine(0, 1.0)
+    fail(m)
+    assert fail(m, Ended.EDGE_UNTRUSTED) == Exit(3, Ended.EDGE_UNTRUSTED, Ended.EDGE_UNTRUSTED)
 
 
 @pytest.mark.req("SUP-3")
