@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
             self.calls += 1
             self._call = call = Call(self, head + b"\r\n\r\n")
-            if self.provider.hold_bodies:
+            if self.provider.hold_bodies and not self.asks_for_health:
                 self.transport.pause_reading()
                 self.provider.begun.put_nowait(call)
             body, self._buffer = self._buffer, b""
@@ -321,6 +321,8 @@ class ScriptedProvider:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        await asyncio.sleep(0)  # what was accepted is a connection by now
+        await asyncio.sleep(0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_S):
                 for connection in self.open_connections:
