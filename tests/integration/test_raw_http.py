@@ -118,6 +118,10 @@ class Handler:
 
     def head_received(self, ex: Exchange) -> None:
         ex.context = b""
+        if ex.head.expect_continue and ex.head.framing:
+            early = 404 if ex.head.path == b"/nowhere" else 405 if ex.head.method == b"DELETE" else 0
+            if early:
+                ex.respond(early, b"", b"")
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
         ex.context += piece

@@ -262,6 +262,22 @@ def fields() -> Iterator[Case]:
         ("expect-sent-along", "Expect: 100-Continue"),
     ):
         yield Case(f"D4-field-{name}", sized(line), 200, keep=True, served=True)
+    for name, status, start in (
+        ("404", 404, "POST /nowhere HTTP/1.1"),
+        ("405", 405, "DELETE /v1/chat/completions HTTP/1.1"),
+    ):
+        # No body was asked for, so what follows may be the body or the next request.
+        wire = head(f"Content-Length: {len(BODY)}", "Expect: 100-continue", start=start)
+        yield Case(f"D4-expect-answered-at-once-{name}", wire, status)
+        yield Case(f"D4-expect-answered-at-once-{name}-sent-along", wire + BODY, status)
+        yield Case(
+            f"D4-expect-answered-at-once-{name}-chunked",
+            head("Transfer-Encoding: chunked", "Expect: 100-continue", start=start),
+            status,
+        )
+        yield Case(
+            f"D4-expect-answered-at-once-{name}-no-body", head("Expect: 100-continue", start=start), status, True
+        )
     yield Case("D4-expect-other", sized("Expect: 200-ok"), 417)
     yield Case("D4-expect-list", sized("Expect: 100-continue, x"), 417)
     yield Case(

@@ -214,9 +214,14 @@ class HttpConnection(asyncio.Protocol):
                 exchange.keep_alive = False
             limit = server.limits.max_body_bytes if head.framing == FRAMING_CHUNKED else 0
             self._decoder = BodyDecoder(head.framing, head.content_length, limit)
+        keep_alive = exchange.keep_alive
+        if head.expect_continue and self._decoder is not None:
+            # Answered at once, no body was asked for: the client need not send it, so nobody knows what comes next.
+            exchange.keep_alive = False
         server.app.head_received(exchange)
         if exchange.done:
             return
+        exchange.keep_alive = keep_alive
         if self._decoder is None:
             self._complete(exchange)
             return
