@@ -1,4 +1,9 @@
-"""``iop-edge certify``: certificates from the CA of ``iop-edge init``, for new nodes and for when they expire."""
+"""``iop-edge certify``: certificates from the CA of ``iop-edge init``, for new nodes and for when they expire.
+
+A renewed certificate is for the key that is there: one file changes, in one step, and whenever this is killed the two
+fit together. With ``--new-keys`` two files change, the key first; killed in between they do not fit until this is run
+again without it, which makes a certificate for the key that is there by then.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import argparse
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iop.cli.program import Exit, Usage
 from iop.cli.reach import hosts_option
+from iop.credentials.certificate import BadCertificate, Identity, read_pem
 
 if TYPE_CHECKING:
     from iop.credentials.authority import Authority, Issued
@@ -25,12 +31,18 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         "certify",
         help="issue or renew certificates",
         description="Writes NODE.pem and NODE-key.pem for each node that is named, from the CA in DIR that `iop-edge "
-        "init` made. Without a name all certificates in DIR that stand for an edge or node are renewed, with new keys; "
-        "`iop-edge reload` then takes over the edge's, and a node takes its own when it is started again.",
+        "init` made. Without a name all certificates in DIR that stand for an edge or node are renewed. A key that is "
+        "there stays. `iop-edge reload` then takes over the edge's, and a node takes its own when it is started again.",
     )
     certify.add_argument("dir", metavar="DIR", type=Path, help="the folder with ca.pem and ca-key.pem")
     certify.add_argument("node", metavar="NODE", nargs="*", help="ids of nodes, as in edge.yaml")
     hosts_option(certify)
+    certify.add_argument(
+        "--new-keys",
+        action="store_true",
+        help="with new keys, too. The key is replaced first and then its certificate: if that is cut short, run this "
+        "again without --new-keys before the edge is reloaded",
+    )
     certify.set_defaults(run=_certify)
 
 
@@ -42,16 +54,33 @@ def _certify(arguments: argparse.Namespace) -> int:
     for node in arguments.node:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", node):
             raise Usage("NODE: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
-    found = [(node, authority.node(node)) for node in arguments.node] or list(
-        _renewed(folder, authority, arguments.host)
-    )
-    if not found:
+    wanted: list[tuple[str, Identity, Sequence[str]]] = [
+        (name, Identity("", "node", name), ()) for name in arguments.node
+    ]
+    wanted = wanted or list(_renewed(folder, arguments.host))
+    if not wanted:
         raise Usage(f"{folder} has no certificate of an edge or node to renew; name nodes")
-    for name, issued in found:
-        _replace(folder / f"{name}-key.pem", issued.key_pem, 0o600)
+    found = [_issue(folder, authority, *one, new_keys=arguments.new_keys) for one in wanted]
+    for name, issued, with_key in found:
+        if with_key:
+            _replace(folder / f"{name}-key.pem", issued.key_pem, 0o600)
         _replace(folder / f"{name}.pem", issued.certificate_pem, 0o644)
-        print(f"wrote {folder / name}.pem and {folder / name}-key.pem")
+        print(f"wrote {folder / name}.pem" + (f" and {folder / name}-key.pem" if with_key else ", for the key it had"))
     return Exit.OK
+
+
+def _issue(
+    folder: Path, authority: Authority, name: str, identity: Identity, hosts: Sequence[str], *, new_keys: bool
+) -> tuple[str, Issued, bool]:
+    """The name, the certificate, and whether it is for a new key."""
+    path = folder / f"{name}-key.pem"
+    key = path.read_bytes() if path.exists() and not new_keys else None
+    try:
+        if identity.kind == "node":
+            return name, authority.node(identity.id, key_pem=key), key is None
+        return name, authority.edge(identity.id, hosts, key_pem=key), key is None
+    except ValueError as error:
+        raise Usage(f"{path}: {error}; --new-keys makes a new one") from None
 
 
 def _authority(folder: Path) -> Authority:
@@ -68,10 +97,8 @@ def _authority(folder: Path) -> Authority:
         raise Usage(f"{cert} and {key}: {error}") from None
 
 
-def _renewed(folder: Path, authority: Authority, hosts: list[str]) -> Iterator[tuple[str, Issued]]:
-    """A successor for each certificate that stands for somebody, with the names that it has, and ``hosts`` in front."""
-    from iop.credentials.certificate import BadCertificate, read_pem
-
+def _renewed(folder: Path, hosts: list[str]) -> Iterator[tuple[str, Identity, Sequence[str]]]:
+    """Each certificate that stands for somebody, with the names that it has, and ``hosts`` in front."""
     for path in sorted(folder.glob("*.pem")):
         if not path.with_name(f"{path.stem}-key.pem").exists():
             continue
@@ -82,10 +109,7 @@ def _renewed(folder: Path, authority: Authority, hosts: list[str]) -> Iterator[t
             continue
         if leaf.is_ca or identity is None:
             continue
-        if identity.kind == "node":
-            yield path.stem, authority.node(identity.id)
-        else:
-            yield path.stem, authority.edge(identity.id, [*hosts, *leaf.dns_names, *leaf.addresses])
+        yield path.stem, identity, [*hosts, *leaf.dns_names, *leaf.addresses]
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
@@ -109,3 +133,8 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+    inside = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(inside)  # that the new name is there after a power cut, before the next file is touched
+    finally:
+        os.close(inside)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 __all__ = ["TRUST_DOMAIN", "Authority", "Issued", "identity_uri"]
 
@@ -97,24 +98,46 @@ class Authority:
         return self._certificate.fingerprint(hashes.SHA256()).hex()
 
     def edge(
-        self, edge_id: str, hosts: Sequence[str], *, days: float = LEAF_DAYS, valid_from: datetime | None = None
+        self,
+        edge_id: str,
+        hosts: Sequence[str],
+        *,
+        key_pem: bytes | None = None,
+        days: float = LEAF_DAYS,
+        valid_from: datetime | None = None,
     ) -> Issued:
         """A certificate with which an edge serves as any of ``hosts`` (names and addresses). The CA's own is behind it
-        in the same file, since a node that joins is to see it."""
-        leaf = self._leaf("edge", edge_id, list(dict.fromkeys(hosts)), days, valid_from)
+        in the same file, since a node that joins is to see it. With ``key_pem`` it is for that key, without for a new
+        one; raises ValueError, which quotes nothing of it, for one that cannot be used."""
+        leaf = self._leaf(("edge", edge_id), list(dict.fromkeys(hosts)), key_pem, days, valid_from)
         return Issued(leaf.certificate_pem + self.certificate_pem, leaf.key_pem)
 
-    def node(self, node_id: str, *, days: float = LEAF_DAYS, valid_from: datetime | None = None) -> Issued:
-        """A certificate with which a node shows who it is."""
-        return self._leaf("node", node_id, [], days, valid_from)
+    def node(
+        self,
+        node_id: str,
+        *,
+        key_pem: bytes | None = None,
+        days: float = LEAF_DAYS,
+        valid_from: datetime | None = None,
+    ) -> Issued:
+        """A certificate with which a node shows who it is; the rest as for an edge."""
+        return self._leaf(("node", node_id), [], key_pem, days, valid_from)
 
-    def _leaf(self, kind: str, name: str, hosts: Sequence[str], days: float, valid_from: datetime | None) -> Issued:
+    def _leaf(
+        self,
+        whom: tuple[str, str],
+        hosts: Sequence[str],
+        key_pem: bytes | None,
+        days: float,
+        valid_from: datetime | None,
+    ) -> Issued:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-        key = ec.generate_private_key(ec.SECP256R1())
+        kind, name = whom
+        key = ec.generate_private_key(ec.SECP256R1()) if key_pem is None else _read_key(key_pem)
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if kind == "edge" else ExtendedKeyUsageOID.CLIENT_AUTH
         names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(identity_uri(kind, name))]
         builder = (
@@ -130,8 +153,24 @@ class Authority:
         return _issued(builder.sign(self._key, hashes.SHA256()), key)
 
 
+def _read_key(pem: bytes) -> CertificateIssuerPrivateKeyTypes:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+    try:
+        key = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError("not a key without a password, in PEM") from None
+    if not isinstance(
+        key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
+    ):
+        raise ValueError("not a key for signatures")
+    return key
+
+
 def _builder(
-    key: ec.EllipticCurvePrivateKey, days: float, valid_from: datetime | None, serial: int
+    key: CertificateIssuerPrivateKeyTypes, days: float, valid_from: datetime | None, serial: int
 ) -> x509.CertificateBuilder:
     from cryptography import x509
 
@@ -171,7 +210,7 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _issued(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+def _issued(certificate: x509.Certificate, key: CertificateIssuerPrivateKeyTypes) -> Issued:
     from cryptography.hazmat.primitives import serialization
 
     return Issued(

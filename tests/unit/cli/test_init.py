@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shlex
+import ssl
 import stat
 from pathlib import Path
 
@@ -251,14 +253,76 @@ def test_certify_issues_for_new_nodes_and_renews_all(tmp_path: Path, capsys: pyt
     assert stat.S_IMODE((folder / "gpu-2-key.pem").stat().st_mode) == 0o600
     (folder / "edge-key.pem").chmod(0o640)  # as for a group that the edge runs in
     before = {name: leaf_of(folder / f"{name}.pem") for name in ("ca", "edge", "node-1", "gpu-2", "gpu-3")}
+    key = (folder / "edge-key.pem").read_bytes()
     assert call(["certify", str(folder), "--host", "new.example.org"]) == 0
     after = {name: leaf_of(folder / f"{name}.pem") for name in before}
     assert [name for name in before if before[name] == after[name]] == ["ca"]
     assert after["edge"].dns_names == ("new.example.org", *before["edge"].dns_names)
     assert {name: one.identity() for name, one in after.items()} == {n: one.identity() for n, one in before.items()}
+    assert (folder / "edge-key.pem").read_bytes() == key
     assert stat.S_IMODE((folder / "edge-key.pem").stat().st_mode) == 0o640
     assert load_edge(folder / "edge.yaml").transport.tls is not None
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _fit(folder: Path, name: str) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}-key.pem")
+    except ssl.SSLError:
+        return False
+    return True
+
+
+@pytest.mark.req("SEC-1")
+@pytest.mark.parametrize("more", [[], ["gpu-2"], ["--new-keys"]])
+def test_certify_that_is_killed_leaves_pairs_that_fit_or_that_the_next_one_makes_fit(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+    for lived in range(4):
+        folder = tmp_path / str(lived)
+        assert call(["init", str(folder)]) == 0
+        left = [lived]
+
+        def dying(source: Path, target: Path, left: list[int] = left) -> None:
+            if not left[0]:
+                raise _Killed
+            left[0] -= 1
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", dying)
+        with contextlib.suppress(_Killed):
+            call(["certify", str(folder), *more])
+        monkeypatch.setattr(os, "replace", replace)
+        names = [path.stem for path in folder.glob("*.pem") if (folder / f"{path.stem}-key.pem").exists()]
+        if "--new-keys" not in more:
+            assert all(_fit(folder, name) for name in names)
+        assert call(["certify", str(folder), *(n for n in more if n != "--new-keys")]) == 0
+        assert all(_fit(folder, name) for name in names)
+        assert load_edge(folder / "edge.yaml").transport.tls is not None
+
+
+def test_new_keys_are_made_on_demand_and_a_broken_one_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "x"
+    assert call(["init", str(folder)]) == 0
+    key = folder / "edge-key.pem"
+    before = key.read_bytes()
+    assert call(["certify", str(folder), "--new-keys"]) == 0
+    assert key.read_bytes() != before
+    assert _fit(folder, "edge")
+    key.write_text("nonsense")
+    capsys.readouterr()
+    assert call(["certify", str(folder)]) == 2
+    assert "edge-key.pem: not a key without a password, in PEM; --new-keys makes" in capsys.readouterr().err
+    assert call(["certify", str(folder), "--new-keys"]) == 0
+    assert _fit(folder, "edge")
 
 
 @pytest.mark.parametrize(
