@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from iop.config.fields import HostPort
 
-__all__ = ["hosts_option", "named", "own_names"]
+__all__ = ["certified", "hosts_option", "named", "own_names"]
 
 # Addresses of documentation: a UDP socket that is connected sends nothing, and tells which way it would go.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -43,6 +43,16 @@ def own_names() -> list[str]:
             found.append(address.partition("%")[0])
     name = socket.gethostname()
     return [*found, name] if _NAME.fullmatch(name) else found
+
+
+def certified(names: Sequence[str], addresses: Sequence[str]) -> list[str]:
+    """Of what an edge's certificate stands for, what other machines may reach it by, the best first: names that
+    somebody gave it, then addresses. Its machine's own name, which others seldom know, and this machine's loopback are
+    not among them."""
+    own = socket.gethostname().lower()
+    local = {"localhost", own, own.partition(".")[0]}
+    given = [name for name in names if name.lower() not in local and not name.startswith("*")]
+    return given + [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
 
 
 def named(listen: HostPort, hosts: Sequence[str]) -> HostPort:

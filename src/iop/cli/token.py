@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iop.cli.program import Exit, Usage, config_file
-from iop.cli.reach import hosts_option, named
+from iop.cli.reach import certified, hosts_option, named
 
 __all__ = ["add"]
 
@@ -29,7 +29,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _token(arguments: argparse.Namespace) -> int:
     from iop.config.load import node_port
-    from iop.credentials.contexts import CredentialFault, authority_of
+    from iop.credentials.contexts import CredentialFault, authority_of, leaf_of
     from iop.credentials.token import new_token, token_sha256
 
     node: str = arguments.node
@@ -39,6 +39,7 @@ def _token(arguments: argparse.Namespace) -> int:
     listen, cert, nodes = node_port(file)
     try:
         authority = authority_of(cert) if cert is not None else None
+        leaf = leaf_of(cert) if cert is not None else None
     except CredentialFault as error:
         raise Usage(str(error)) from None
     token = new_token(authority.sha256 if authority is not None else None)
@@ -51,9 +52,12 @@ def _token(arguments: argparse.Namespace) -> int:
         print(f'    token_sha256: "{token_sha256(token)}"')
     if listen.is_loopback:
         print(f"The edge lets nodes in on {listen} alone: on this machine, or what brings them there (ssh, WireGuard).")
+    hosts: list[str] = arguments.host
+    if not hosts and leaf is not None and not listen.is_loopback:
+        hosts = certified(leaf.dns_names, leaf.addresses)
     print("On the node's machine; this holds the token, and is shown this once:")
     how = (
         "" if authority is not None else " --tls" if cert is not None else "" if listen.is_loopback else " --plaintext"
     )
-    print(f"  $ iop-node join {named(listen, arguments.host)} --token {token}{how}")
+    print(f"  $ iop-node join {named(listen, hosts)} --token {token}{how}")
     return Exit.OK

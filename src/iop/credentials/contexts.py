@@ -114,6 +114,11 @@ def authority_of(cert: Path) -> Certificate | None:
     return next((one for one in _chain(cert, _read(cert)) if one.is_ca), None)
 
 
+def leaf_of(cert: Path) -> Certificate:
+    """The certificate of a chain that says who shows it. Raises :class:`CredentialFault`."""
+    return _chain(cert, _read(cert))[0]
+
+
 # ---- for a client ---------------------------------------------------------------------------------------------------
 
 

@@ -181,6 +181,37 @@ def test_a_token_names_the_ca_and_comes_with_its_lines(tmp_path: Path, capsys: p
     assert pasted(out)[0][4] != token
 
 
+@pytest.mark.req("REG-1")
+@pytest.mark.parametrize(
+    ("hosts", "listen", "where"),
+    [
+        (["edge.example.org"], "0.0.0.0:7443", "edge.example.org:7443"),
+        (["203.0.113.5", "edge.example.org"], "0.0.0.0:7443", "edge.example.org:7443"),
+        (["203.0.113.5"], "0.0.0.0:7443", "203.0.113.5:7443"),
+        (["edge.example.org"], "10.0.0.1:7443", "edge.example.org:7443"),
+        ([], "10.0.0.1:7443", "10.0.0.1:7443"),
+        ([], "0.0.0.0:7443", "192.0.2.7:7443"),
+        (["edge.example.org"], "127.0.0.1:7443", "127.0.0.1:7443"),
+    ],
+)
+def test_a_token_s_line_names_the_edge_as_its_certificate_does(
+    hosts: list[str],
+    listen: str,
+    where: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("iop.cli.init.own_names", lambda: ["192.0.2.7", "box"])
+    monkeypatch.setattr(reach, "own_names", lambda: ["192.0.2.99", "box"])
+    monkeypatch.setattr(reach.socket, "gethostname", lambda: "box.lan")
+    options = [argument for host in hosts for argument in ("--host", host)]
+    assert call(["init", str(tmp_path / "x"), "--listen", listen, *options]) == 0
+    capsys.readouterr()
+    assert call(["token", "gpu-2", "-c", str(tmp_path / "x/edge.yaml")]) == 0
+    assert pasted(capsys.readouterr().out)[0][2] == where
+
+
 @pytest.mark.parametrize(
     ("text", "end"),
     [
