@@ -41,6 +41,10 @@ _TO_CLIENT = HOP_BY_HOP | {
     b"www-authenticate",
     b"x-request-id",
     b"content-length",
+    # Where to look instead: places that only the node reaches, and whose addresses are nobody else's business.
+    b"location",
+    b"content-location",
+    b"refresh",
 }
 _TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
 

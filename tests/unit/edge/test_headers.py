@@ -66,7 +66,7 @@ def test_fields_that_connection_names_end_here() -> None:
 def test_what_a_client_gets_to_see() -> None:
     answer = read_answer(
         b"content-type: application/json\r\ncontent-length: 12\r\nset-cookie: a\r\nserver: x\r\ndate: y\r\n"
-        b"alt-svc: z\r\n"
+        b"alt-svc: z\r\nlocation: http://10.0.0.5:8000/x\r\ncontent-location: /y\r\nrefresh: 0; url=http://10.0.0.5/\r\n"
         b"strict-transport-security: s\r\nwww-authenticate: w\r\naccess-control-allow-origin: *\r\n"
         b"x-iop-attempts: 9\r\n"
         b"x-request-id: theirs\r\nx-ratelimit: 1\r\nconnection: close\r\n"
