@@ -120,6 +120,35 @@ async def test_local_servers_and_their_models_need_no_line_in_a_file(tmp_path: P
         sock.close()
 
 
+ODD_ROWS = ({"id": None}, {"id": 7}, {"id": {"a": 1}}, {}, None, 1, "qwen3", [], {"id": "a\nb"}, {"id": "x" * 513})
+
+
+@pytest.mark.req("CONF-1")
+@async_test(timeout_s=60)
+async def test_an_odd_row_hides_nothing_but_itself_and_a_list_that_is_none_is_told_once(tmp_path: Path) -> None:
+    socks = [listening_socket() for _ in range(2)]
+    ports = [sock.getsockname()[1] for sock in socks]
+    async with ScriptedProvider(socks[0]) as odd, ScriptedProvider(socks[1]) as none:
+        rows = [*ODD_ROWS, {"id": "good", "owned_by": {"a": []}}, {"id": "better", "owned_by": "vllm"}]
+        odd.answer = lambda call: call.respond(json.dumps({"data": rows}).encode())
+        none.answer = lambda call: call.respond(b'{"models": []}')
+        mine = {"id": "p", "kind": "openai_compat", "base_url": f"http://127.0.0.1:{ports[1]}/v1"}
+        with ExitStack() as programs:
+            auto = {"id": "n1", "kind": "auto"}
+            edge = await asyncio.to_thread(programs.enter_context, edge_of(tmp_path, [mine, auto], "auto"))
+            node = await asyncio.to_thread(programs.enter_context, node_of(tmp_path, edge, *ports))
+            assert sorted(await listed(edge, lambda names: len(names) == 2)) == ["better", "good"]
+            told = await asyncio.to_thread(node.wait_event, "models_unreadable", server="p")
+            assert told["level"] == "warning"
+            await asyncio.to_thread(programs.close)
+            assert [line.get("server") for line in node.lines if line.get("event") == "models_unreadable"].count(
+                "p"
+            ) == 1
+            assert not [line for line in node.lines if line.get("event") == "inventory_broken"]
+    for sock in socks:
+        sock.close()
+
+
 @pytest.mark.req("CONF-1", "POOL-1")
 @async_test(timeout_s=60)
 async def test_a_name_of_ones_own_for_whatever_fits_a_pattern(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ restart of it must not take its models from the clients. Questions have connecti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,7 +49,7 @@ class _Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[object]  # rows, each looked at for itself: an odd one does not hide the others
 
 
 class _Props(msgspec.Struct):
@@ -73,6 +74,7 @@ class Inventory:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._task: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
+        self._unreadable: set[str] = set()  # whose list was no list when it answered last
         self._again = False
         self._closed = False
 
@@ -141,7 +143,7 @@ class Inventory:
                 status, body = await provider.ask(b"GET", path, max_bytes=ANSWER_BYTES)
         except (TimeoutError, IopError):
             return
-        models = _read_models(body) if status == 200 else None
+        models = self._read(provider_id, status, body, logging.WARNING)
         if models is not None and self._backends.providers.get(provider_id) is provider:
             self._listed[provider_id] = _names(models)
 
@@ -151,17 +153,27 @@ class Inventory:
             self._backends.allowance.check_origin(origin)
             async with self._at_once, asyncio.timeout(ANSWER_S):
                 status, body = await _get(origin, b"/v1/models")
-                models = _read_models(body) if status == 200 else None
+                models = self._read(f"127.0.0.1:{port}", status, body, logging.INFO)  # it may be no model server
                 if not models or any(model.owned_by == _OURS for model in models):
                     return
-                owners = {model.owned_by for model in models}
-                place = next((_BY_OWNER[str(o)] for o in owners if str(o) in _BY_OWNER), _BY_PORT.get(port, _OTHER))
+                owners = {model.owned_by for model in models if isinstance(model.owned_by, str)}
+                place = next((_BY_OWNER[o] for o in owners if o in _BY_OWNER), _BY_PORT.get(port, _OTHER))
                 capacity = await _slots(origin) if place.kind == "llama_cpp" else None
         except (TimeoutError, IopError):
             return
         known = place.port == port
         slug = place.slug if known else f"{place.slug}-{port}"
         self._servers[port] = m.DetectedServer(slug, place.kind, port, capacity or place.capacity, _names(models))
+
+    def _read(self, server: str, status: int, body: bytes, level: int) -> list[_Model] | None:
+        """What a server that was asked lists; a list that nobody can read is told once."""
+        models = _read_models(body) if status == 200 else None
+        if status != 200 or models is not None:
+            self._unreadable.discard(server)
+        elif server not in self._unreadable:
+            self._unreadable.add(server)
+            log.log(level, "models_unreadable", extra={"fields": {"server": server, "bytes": len(body)}})
+        return models
 
 
 def _bounded(providers: list[m.ProviderModels], servers: list[m.DetectedServer]) -> m.Inventory:
@@ -194,11 +206,16 @@ async def _slots(origin: Origin) -> int | None:
 
 
 def _read_models(body: bytes) -> list[_Model] | None:
-    """The rows of ``/v1/models``, or None if it is something else."""
+    """The rows of ``/v1/models`` that are some, or None if it is something else."""
     try:
-        return _MODELS.decode(body).data
+        rows = _MODELS.decode(body).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    found = []
+    for row in rows:
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(row, _Model))
+    return found
 
 
 def _names(models: list[_Model]) -> list[bytes]:
