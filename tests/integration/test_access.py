@@ -66,13 +66,27 @@ async def test_either_header_carries_the_key_on_every_api() -> None:
 @pytest.mark.req("API-4")
 @async_test()
 async def test_without_keys_only_loopback_names_and_origins_are_served() -> None:
-    async with edge() as (_, address):
+    async with edge() as (one, address):
         for host in ("localhost", "localhost:99", "127.0.0.1:1", "[::1]:8080"):
             assert (await ask_host(address, host)).status == 503, host
         for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80"):
             assert (await ask_host(address, host)).status == 403, host
         assert (await ask(address, "Origin: http://evil.example")).status == 403
-        assert (await ask(address, "Origin: http://localhost:3000")).status == 503
+        for foreign in (
+            "null",
+            "",
+            "localhost",
+            "http://localhost, http://evil.example",
+            "http://localhost:1 http://x",
+        ):
+            assert (await ask(address, f"Origin: {foreign}")).status == 403, foreign
+        for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:80"):
+            assert (await ask(address, f"Origin: {origin}")).status == 503, origin
+        for several in (("localhost", "evil.example"), ("evil.example", "localhost"), ("localhost", "localhost")):
+            lines = [f"Origin: http://{host}" for host in several]
+            assert (await get(address, "/v1/models", *lines)).status == 403, several
+            admin = ("127.0.0.1", one.admin_port)
+            assert (await get(admin, "/admin/status", *lines)).status == 403, several
 
 
 async def ask_host(address: tuple[str, int], host: str) -> Answer:

@@ -61,6 +61,22 @@ async def test_each_path_says_what_it_takes() -> None:
             assert (await get(address, path, method="OPTIONS")).status == 404
 
 
+@pytest.mark.req("API-5")
+@async_test()
+async def test_every_answer_has_an_id_of_its_own() -> None:
+    async with edge() as (_, address):
+        ids = []
+        for method, path in (
+            *(("GET", page.decode()) for page in PAGES),
+            *(("OPTIONS", path) for path in ("*", "/v1/models", "/v1/chat/completions", "/none")),
+            ("GET", "/v1/models/small"), ("GET", "/none"), ("DELETE", "/healthz"),
+        ):  # fmt: skip
+            found = (await get(address, path, method=method)).all("x-request-id")
+            assert len(found) == 1, (method, path)
+            ids += found
+        assert len(set(ids)) == len(ids)
+
+
 @pytest.mark.req("API-1")
 @async_test()
 async def test_query_strings_of_health_are_nobody_s_business() -> None:
@@ -306,10 +322,11 @@ async def test_other_origins_and_requests_without_one_get_no_cors_fields() -> No
     async with edge(**KEYS, cors_origins=[APP]) as (_, address):
         for origin in ("https://evil.example", APP.replace("https", "http"), APP + ":444", APP.upper(), "null", "*"):
             answer = await get(address, "/v1/models", f"Origin: {origin}", KEYED)
-            assert (answer.status, cors(answer)) == (200, {})
+            assert (answer.status, cors(answer), answer.all("vary")) == (200, {}, ["origin"])
             answer = await get(address, "/v1/models", *preflight(origin), method="OPTIONS")
             assert (answer.status, cors(answer), answer.get("allow")) == (204, {}, READ)
-        assert cors(await get(address, "/v1/models", KEYED)) == {}
+        plain = [await get(address, path, KEYED) for path in ("/v1/models", "/healthz", "/none")]
+        assert [(cors(answer), answer.all("vary")) for answer in plain] == [({}, ["origin"])] * 3  # for caches
         twice = await get(address, "/v1/models", "Origin: https://evil.example", f"Origin: {APP}", KEYED)
         assert cors(twice) == {}
 
@@ -321,6 +338,7 @@ async def test_every_origin() -> None:
         for origin in (APP, "null"):
             answer = await get(address, "/v1/models", f"Origin: {origin}", KEYED)
             assert (cors(answer)["allow-origin"], answer.get("vary")) == ("*", None)
+            assert (await get(address, "/v1/models", KEYED)).get("vary") is None
             answer = await get(address, "/v1/messages", *preflight(origin), method="OPTIONS")
             assert (cors(answer)["allow-origin"], cors(answer)["allow-methods"]) == ("*", WRITE)
         for wanted in ("a b", "a,", "x" * 2049, "é"):

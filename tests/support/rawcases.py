@@ -143,6 +143,12 @@ def hosts() -> Iterator[Case]:
         ("fragment", "localhost#x"),
         ("no-port", "localhost:"),
         ("six-digit-port", "localhost:123456"),
+        ("port-65536", "localhost:65536"),
+        ("port-99999", "localhost:99999"),
+        *((f"escaped-{code}", f"local%{code}host") for code in ("00", "0a", "0D", "1f", "7f", "7F")),
+        ("escape-cut", "localhost%4"),
+        ("escape-none", "local%host"),
+        ("zone-escaped-nul", "[fe80::1%25a%00]"),
         ("port-word", "localhost:http"),
         ("two-ports", "localhost:1:2"),
         ("open-bracket", "[::1"),
@@ -153,6 +159,12 @@ def hosts() -> Iterator[Case]:
     yield Case("D3-host-twice", sized("Host: localhost"), 400)
     yield Case("D3-host-twice-other", sized("Host: evil.example"), 400)
     yield Case("D3-host-space-before-colon", sized("Host : localhost", host=None), 400)
+    for name, host in (
+        ("escaped", "local%68ost"),
+        ("escaped-utf-8", "l%C3%B6calhost"),
+        ("zone", "[fe80::1%25eth0]:80"),
+    ):
+        yield Case(f"D13-host-{name}", get(host=host), 200, keep=True)
     yield Case("D13-host-five-digit-port", get(host="localhost:65535"), 200, keep=True)
     for name, target in (
         ("other-host", "http://evil.example/healthz"),

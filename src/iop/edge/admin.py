@@ -22,7 +22,7 @@ from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
 from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
 from iop.net.http.exchange import Exchange
-from iop.net.http.local import require_local
+from iop.net.http.local import origin_of, require_local
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
@@ -107,7 +107,7 @@ class Admin:
     @staticmethod
     def _require_local(ex: Exchange) -> None:
         try:
-            require_local(ex.head.host, ex.head.get(b"origin"))
+            require_local(ex.head.host, origin_of(ex.head))
         except Forbidden:
             raise Forbidden("an admin listener on loopback serves this machine only, and no page of another") from None
 
@@ -116,7 +116,7 @@ class Admin:
         """Raises MethodNotAllowed or Forbidden for what does not come from an operator."""
         if ex.head.method != b"POST":
             raise MethodNotAllowed("POST")
-        origin = ex.head.get(b"origin")
+        origin = origin_of(ex.head)
         if origin is not None and origin.partition(b"://")[2] != ex.head.host:
             raise Forbidden("a page of another origin may not change anything here")
 

@@ -1,6 +1,6 @@
 """Which web pages of other origins may read answers (API-1, the Fetch standard's CORS protocol).
 
-Nothing here runs for a request without an ``Origin``. Credentials in the sense of that protocol, cookies, are never
+Nothing here runs without ``http.cors_origins``. Credentials in the sense of that protocol, cookies, are never
 allowed: keys travel in fields of their own, so ``*`` is safe with keys.
 """
 
@@ -28,18 +28,22 @@ class Cors:
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._known = frozenset(origin.encode() for origin in origins)
+        # An answer differs by who asks, so a cache must not give one to another, whoever asked first.
+        self._others = b"" if b"*" in self._known else b"vary: origin\r\n"
 
     def names(self, origin: bytes | None) -> bool:
         """Whether this very origin is listed; ``*`` names nobody."""
         return origin is not None and origin != b"*" and origin in self._known
 
-    def fields(self, origin: bytes) -> bytes:
-        """What every answer to this origin carries; nothing for one that is not allowed."""
+    def fields(self, origin: bytes | None) -> bytes:
+        """What every answer to this origin carries, or to a request without one."""
+        if origin is None:
+            return self._others
         if b"*" in self._known:
             return _ANY
         if origin in self._known:
             return b"access-control-allow-origin: %b\r\nvary: origin\r\n%b" % (origin, _EXPOSED)
-        return b""
+        return self._others
 
     @staticmethod
     def preflight(allow: str, wanted: bytes | None) -> bytes:

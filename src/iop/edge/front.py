@@ -30,7 +30,7 @@ from iop.errors import (
 )
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
-from iop.net.http.local import require_local
+from iop.net.http.local import origin_of, require_local
 
 __all__ = ["Access", "Front", "ModelInfo", "answer_health"]
 
@@ -101,9 +101,7 @@ class Front:
         try:
             cors = self._access.cors
             if cors is not None:
-                origin = head.fields.first.get(b"origin")
-                if origin is not None:
-                    ex.more_fields = cors.fields(origin)
+                ex.more_fields = cors.fields(origin_of(head))
             if endpoint is None or head.method != b"POST":
                 self._aside(ex, endpoint)
             else:
@@ -192,13 +190,13 @@ class Front:
         page = page_of(head.path) if endpoint is None else None
         if page is not None and page.keyless:
             _require_reading(ex)
-            return answer_health(ex, self._ready())
+            return answer_health(ex, self._ready(), _named())
         key = self._key(ex)
         if endpoint is not None:
             raise MethodNotAllowed(WRITE)
         if page is not None:
             _require_reading(ex)
-            return ex.respond(200, _JSON, self._page(ex, page, key))
+            return ex.respond(200, _JSON + _named(), self._page(ex, page, key))
         endpoint = raw(head.path, self._shape(ex, None)) if head.method == b"POST" else None
         if endpoint is None:
             raise RouteNotFound
@@ -237,8 +235,8 @@ class Front:
             raise RouteNotFound
         if self._access.anonymous and self._access.local_only:
             self._require_local(ex)
-        block = b"allow: %b\r\n" % allow.encode("ascii")
-        if ex.more_fields and b"access-control-request-method" in first:
+        block = b"allow: %b\r\n%b" % (allow.encode("ascii"), _named())
+        if b"access-control-allow-origin" in ex.more_fields and b"access-control-request-method" in first:
             block += Cors.preflight(allow, first.get(b"access-control-request-headers"))
         ex.respond(204, block, b"")
 
@@ -270,18 +268,23 @@ class Front:
     def _require_local(self, ex: Exchange) -> None:
         """Raises Forbidden. An origin that the configuration names is not a foreign one."""
         head, cors = ex.head, self._access.cors
-        origin = head.fields.first.get(b"origin")
+        origin = origin_of(head)
         require_local(head.host, None if cors is not None and cors.names(origin) else origin)
 
 
-def answer_health(ex: Exchange, ready: bool) -> None:
+def _named() -> bytes:
+    """The field that every answer has."""
+    return b"x-request-id: %b\r\n" % new_request_id().encode()
+
+
+def answer_health(ex: Exchange, ready: bool, fields: bytes = b"") -> None:
     """``/readyz`` tells whether the edge takes requests, any other path that it is there."""
     if ex.head.path == b"/":
-        ex.respond(200, _JSON, b'{"service":"iop"}')
+        ex.respond(200, _JSON + fields, b'{"service":"iop"}')
     elif ready or ex.head.path != b"/readyz":
-        ex.respond(200, _JSON, b'{"status":"ok"}')
+        ex.respond(200, _JSON + fields, b'{"status":"ok"}')
     else:
-        ex.respond(503, _JSON + b"retry-after: 5\r\n", b'{"status":"draining"}')
+        ex.respond(503, _JSON + fields + b"retry-after: 5\r\n", b'{"status":"draining"}')
 
 
 def _require_reading(ex: Exchange) -> None:

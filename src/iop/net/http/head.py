@@ -201,8 +201,13 @@ def _frame_request(request: RequestHead, fields: Fields) -> None:
             request.framing = FRAMING_LENGTH
 
 
-# A name or IPv4 address, or an IPv6 address (with its zone) in brackets; then a port or nothing.
-_HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~%-]+)?\]|[A-Za-z0-9._~%-]+)(?::[0-9]{1,5})?")
+# A name (escapes of control characters are none) or IPv4 address, or an IPv6 address (with its zone) in brackets; then
+# a port or nothing.
+_HOST = re.compile(
+    rb"(?:\[([0-9A-Fa-f:.]+)(?:%(?:25)?[A-Za-z0-9._~-]+)?\]|(?:[A-Za-z0-9._~-]|%(?!7[Ff])[2-9A-Fa-f][0-9A-Fa-f])+)"
+    rb"(?::([0-9]{1,5}))?"
+)
+MAX_PORT = 65535
 
 
 def _host(fields: Fields, http10: bool) -> bytes:
@@ -217,7 +222,7 @@ def _host(fields: Fields, http10: bool) -> bytes:
 @functools.lru_cache(maxsize=64)  # an edge has one or two names, and hears them with every request
 def _is_host(host: bytes) -> bool:
     match = _HOST.fullmatch(host)
-    if match is None:
+    if match is None or int(match[2] or 0) > MAX_PORT:
         return False
     try:
         return match[1] is None or bool(IPv6Address(match[1].decode("ascii")))

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from iop.errors import Forbidden
+from iop.net.http.head import RequestHead
 
-__all__ = ["require_local"]
+__all__ = ["origin_of", "require_local"]
 
 _LOOPBACK_NAMES = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
+# Exactly one, as browsers send it: of a list the first could be ours and the page another's.
+_ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(?::[0-9]{1,5})?")
+
+
+def origin_of(head: RequestHead) -> bytes | None:
+    """The origin of the page that asks, None if it is none; of several fields something that is nobody's."""
+    fields = head.fields
+    return b"several" if b"origin" in fields.repeated else fields.first.get(b"origin")
 
 
 @functools.lru_cache(maxsize=64)  # a server is known by few names, and hears one with every request
@@ -17,8 +27,10 @@ def require_local(host: bytes, origin: bytes | None) -> None:
     through a name that resolves there (DNS rebinding)."""
     if host and _hostname(host) not in _LOOPBACK_NAMES:
         raise Forbidden("without API keys only loopback host names are served; set http.api_keys or allow_anonymous")
-    if origin is not None and _hostname(origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
-        raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
+    if origin is not None:
+        match = _ORIGIN.fullmatch(origin)
+        if match is None or match[1].lower() not in _LOOPBACK_NAMES:
+            raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
 
 
 def _hostname(authority: bytes) -> bytes:
