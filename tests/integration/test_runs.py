@@ -48,6 +48,8 @@ async def test_requests_leave_a_row_each_and_a_killed_node_tells_what_it_broke_o
                     (await provider.call()).respond(chat_answer("a secret answer"))
                     request_id = (await client.answer()).get("x-request-id")
                     await until(lambda: [r["status"] for r in rows(tmp_path)] == ["complete"])
+                    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("iop.db*")}
+                    assert modes == dict.fromkeys(("iop.db", "iop.db-wal", "iop.db-shm"), 0o600)
                     (done,) = rows(tmp_path)
                     assert (done["run_id"], done["kind"], done["adapter"]) == (request_id, "tunnel", "openai_compat")
                     assert (done["provider"], done["target"], done["attempt"]) == ("p", "real-p", 1)

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -247,8 +246,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, data: bytes, beside: Path | None) -> None:
-    """Writes a new file and renames it over the old one; whoever opens the name gets either, whole."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    """Writes a new file and renames it over the old one; whoever opens the name gets either, whole. Under the lock: what
+    is there by the new one's name is of a command that was killed."""
+    name = path.with_name(f".{path.name}.new")
+    name.unlink(missing_ok=True)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)
@@ -258,7 +260,7 @@ def _replace(path: Path, data: bytes, beside: Path | None) -> None:
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            name.unlink()
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from iop.config.edge import AUTO, EdgeConfig
 from iop.config.fields import Context, Fault, HostPort
 from iop.config.node import NodeConfig
 from iop.config.rules import ADMIN_LISTEN, TRANSPORT_LISTEN, edge_faults, node_faults
-from iop.config.source import Lines, read_tree
+from iop.config.source import SOURCE_BYTES, Lines, read_tree
 from iop.errors import ConfigError
 
 __all__ = [
@@ -111,7 +112,12 @@ def parse_node(
 
 def _read(path: str | Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        # Not blocking: what is named may be a pipe that nobody writes.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError([f"{path}: not a file; name one, or write what it gives into one"])
+            return stream.read(SOURCE_BYTES + 1)
     except OSError as error:
         raise ConfigError([f"{path}: cannot read it: {error.strerror}"]) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 
 from iop.config.node import NodeConfig
 from iop.net import loop as net_loop
@@ -26,7 +27,11 @@ log = logging.getLogger("iop.node")
 
 
 def run(config: NodeConfig, *, log_format: logs.LogFormat = "console") -> int:
-    """Serves until SIGTERM or SIGINT, or until the supervisor gives up; returns the exit code (SUP-3)."""
+    """Serves until SIGTERM or SIGINT, or until the supervisor gives up; returns the exit code (SUP-3).
+
+    What it writes, which is the run store and what SQLite puts beside it, is for its own user alone.
+    """
+    os.umask(0o077)
     sink = logs.setup(log_format)
     try:
         return net_loop.run(lambda runtime: _serve(config, runtime, sink))

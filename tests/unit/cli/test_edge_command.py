@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from iop.cli import status
 from iop.cli.edge import main
 from tests.unit.cli.fake_admin import STATUS, Admin
+from tests.unit.cli.test_node_command import call as node_call
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +64,18 @@ def test_check_prints_every_fault_on_its_own_line(tmp_path: Path, capsys: pytest
 def test_a_missing_file_is_one_line_and_exit_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([command, "-c", "/nowhere/edge.yaml"]) == 2
     assert capsys.readouterr().err == "/nowhere/edge.yaml: cannot read it: No such file or directory\n"
+
+
+@pytest.mark.parametrize("program", [call, node_call])
+def test_what_is_no_file_is_not_waited_for(
+    program: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        assert program(["check", "-c", str(path)]) == 2
+        assert capsys.readouterr().err.startswith(f"{path}: not a file")
+    assert program(["check", "-c", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"{tmp_path}: ")
 
 
 @pytest.mark.parametrize("argv", [[], ["frobnicate"], ["serve"], ["check", "--config"], ["status", "--admin", "x"]])

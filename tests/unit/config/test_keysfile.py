@@ -196,6 +196,15 @@ def test_a_change_that_fails_leaves_the_file_and_nothing_beside_it(
     assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
 
 
+def test_what_a_killed_command_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    written(file, record("1"))
+    file.with_name(".keys.json.new").write_text("half")
+    written(file, record("1"), record("2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
+    assert read_keys(file).records == (record("1"), record("2"))
+
+
 def test_who_holds_the_lock_for_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keysfile, "LOCK_S", 0.0)
     folder = os.open(tmp_path, os.O_RDONLY)
