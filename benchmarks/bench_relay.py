@@ -53,6 +53,9 @@ class Null:
         assert self.stream is not None
         self.stream.respond(b"HTTP/1.1 200 OK\r\n\r\n", CHUNKED, 0, True)
 
+    def on_held_end(self) -> bool:
+        return False
+
     def on_commit(self) -> None: ...
     def on_terminal(self, kind: int, usage: Any, failure: Any) -> None: ...
     def on_request_body(self, data: bytes, last: bool) -> None: ...

@@ -115,6 +115,9 @@ class Quiet:
         assert self.stream is not None
         self.stream.respond(b"", CHUNKED, 0, False)
 
+    def on_held_end(self) -> bool:
+        return False
+
     def on_commit(self) -> None:
         self.heard.append("commit")
 

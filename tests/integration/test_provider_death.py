@@ -50,6 +50,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory, server: ModelServer) -> Ite
             tmp_path_factory.mktemp("mortal"),
             {"m": patience, **slam, "real": real},
             [model("m"), *map(model, names), model("real")],
+            recovery={"max_attempts": 0},
         ) as running:
             running.slams = slams  # type: ignore[attr-defined]
             yield running

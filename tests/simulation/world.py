@@ -359,7 +359,8 @@ class World:
         if self.note:
             self.note(f"c{plan.number} is with {provider_id}")
         plan.served += 1
-        if plan.served > 2 or plan.heard():
+        # Two re-admissions is what the configuration allows; a run is sent again for a connection that was given up.
+        if plan.served > (2 if plan.run else 3) or (plan.run and plan.heard()):
             self.violation(f"c{plan.number} was sent again although it was answered, or too often")
         if target != f"{plan.model}@{provider_id}":
             self.violation(f"c{plan.number} for {plan.model} came to {provider_id} as {target}")

@@ -73,6 +73,9 @@ class Edge(World):
         if self.respond:
             self.stream.respond(b"HEAD|", self.mode, self.length, self.gated)
 
+    def on_held_end(self) -> bool:
+        return False
+
     def on_commit(self) -> None:
         self.heard.append("commit")
 

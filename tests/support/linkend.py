@@ -124,6 +124,9 @@ class Client:
     def on_head(self, status: int, header_block: bytes) -> None:
         self.heard.append(("head", status, header_block))
 
+    def on_held_end(self) -> bool:
+        return False
+
     def on_commit(self) -> None:
         self.heard.append("commit")
 

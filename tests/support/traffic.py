@@ -198,6 +198,9 @@ class Request:
         assert (status, header_block) == (200, b"x-run: %b\r\n" % self.run_id.encode())
         self.stream.respond(HEAD, self.mode, len(self.answer), self.sse)
 
+    def on_held_end(self) -> bool:
+        return False
+
     def on_commit(self) -> None:
         assert not self.committed
         self.committed = True

@@ -13,6 +13,7 @@ cdef class ClientStream(RequestStream):
     cdef int state
     cdef int mode
     cdef bint gated
+    cdef bint collected
     cdef unsigned int next_seq
     cdef long long remaining
     cdef readonly long long body_bytes

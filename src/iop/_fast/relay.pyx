@@ -40,6 +40,7 @@ cdef enum:
 
 cdef unsigned int COMMITTING = sse.SEMANTIC | sse.FINISH | sse.ERROR_4XX
 cdef Py_ssize_t HELD_MAX = 16384
+cdef Py_ssize_t COLLECTED_MAX = 65536
 cdef enum:
     SPANS = 64          # body spans gathered into one frame
 
@@ -49,6 +50,8 @@ cdef class ClientStream(RequestStream):
 
         on_head(status, header_block)     answer with respond(); or discard()
         on_commit()                       the first byte is on its way to the client: no way back
+        on_held_end()                     the answer has ended and all of it is held: true to keep it so, for take_held()
+                                          or commit() in on_terminal; false commits it
         on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
                                           usage is a tuple of token counts or None, failure a message or None
 
@@ -73,10 +76,11 @@ cdef class ClientStream(RequestStream):
     def held_bytes(self):
         return self.held.n if self.held is not None else 0
 
-    def respond(self, bytes head not None, int mode, long long length, bint gated):
+    def respond(self, bytes head not None, int mode, long long length, bint gated, bint collected=False):
         """The client's response head, and how its body is framed: CHUNKED, LENGTH (``length`` bytes), RAW, BODILESS.
 
         ``gated`` holds head and preamble until a committing event (API-7); otherwise the first body byte commits.
+        ``collected`` commits by itself in no case: the start of the body is held, what is beyond that is dropped.
         """
         if self.state != S_HELD:
             return
@@ -84,6 +88,7 @@ cdef class ClientStream(RequestStream):
         self.mode = mode
         self.remaining = length
         self.gated = gated
+        self.collected = collected
         self.writer.sink = self
 
     def discard(self):
@@ -95,16 +100,24 @@ cdef class ClientStream(RequestStream):
         if self.writer.sink is self:
             self.writer.sink = None
 
-    def commit(self):
-        """Sends the head and what is held. No-op unless something is held."""
+    def take_held(self):
+        """The body so far, which then is held no more."""
         cdef OutBuffer held = self.held
-        cdef bytes body
-        if self.state != S_HELD or self.head is None:
-            return
-        self.state = S_OPEN
         self.held = None
+        return held.take() if held is not None else b""
+
+    def commit(self):
+        """Sends the head and what is held, of an answer that may have ended meanwhile. No-op if nothing is held."""
+        cdef OutBuffer held = self.held
+        cdef bytes head = self.head
+        cdef bytes body
+        if head is None or (self.state != S_HELD and self.state != S_ENDED):
+            return
+        if self.state == S_HELD:
+            self.state = S_OPEN
+        self.held = self.head = None
         self.owner.on_commit()
-        self.writer.write(self.head)
+        self.writer.write(head)
         if held is not None:
             body = held.take()
             self.emit(PyBytes_AS_STRING(body), len(body))
@@ -144,7 +157,11 @@ cdef class ClientStream(RequestStream):
                 return self.emit(f.body, f.body_n)
             if self.held is None:
                 self.held = OutBuffer()
+            if self.collected and self.held.n + f.body_n > COLLECTED_MAX:
+                return self.settle()
             memcpy(self.held.reserve(f.body_n), f.body, f.body_n)
+            if self.collected:
+                return self.settle()
             if not self.gated or f.flags & COMMITTING or self.held.n > HELD_MAX:
                 self.commit()
             return 0
@@ -163,7 +180,7 @@ cdef class ClientStream(RequestStream):
             if f.kind == fr.K_END and before == S_WAITING:
                 raise ProtocolError("wrong_state", f"stream {self.stream_id}: end before head")
             self.pieces = None
-            if self.state == S_HELD and f.kind == fr.K_END:
+            if self.state == S_HELD and f.kind == fr.K_END and not self.owner.on_held_end():
                 self.commit()
             self.state = S_ENDED
             self.mux.forget(self)

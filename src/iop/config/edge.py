@@ -250,10 +250,8 @@ def without_effect(config: EdgeConfig) -> list[str]:
     """Settings of the file that this version accepts and does not act on: said at start and by ``check``, so that
     nobody relies on them."""
     found = []
-    if config.http.stream_keepalive_sec != HttpSection().stream_keepalive_sec:
-        found.append("http.stream_keepalive_sec: this version sends no keepalive comments")
-    if config.recovery != RecoverySection():
-        found.append("recovery: this version sends a request again in two cases only, which have no settings")
+    if config.edge.state_dir.name != "state":
+        found.append("edge.state_dir: this version stores nothing there")
     return found
 
 

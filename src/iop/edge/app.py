@@ -26,6 +26,7 @@ from iop.edge.front import Front
 from iop.edge.keychain import Found, Keychain
 from iop.edge.nodes import NodeServer
 from iop.edge.operator import Operator
+from iop.edge.recovery import Limits
 from iop.edge.reload import Load, Prepared, Reloaded, Reloader
 from iop.edge.rundesk import RunFeed, open_run
 from iop.errors import ShuttingDown
@@ -231,6 +232,8 @@ class Edge:
         d.providers = plan.settings(config)
         d.window_bytes = config.transport.stream_window_bytes
         d.max_buffered_bytes = config.transport.max_buffered_bytes
+        d.recovery = Limits(config.recovery.max_attempts, config.recovery.max_body_bytes)
+        d.keepalive_s = config.http.stream_keepalive_sec
         self.front.configure(
             plan.access(config.http, self.keychain.keys), plan.models(config), config.http.max_body_bytes
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iop.edge.recovery import Limits
 from iop.errors import ShuttingDown
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S, Timer
@@ -65,6 +66,8 @@ class Dispatcher:
         self.providers = providers
         self.window_bytes = window_bytes
         self.max_buffered_bytes = max_buffered_bytes
+        self.recovery = Limits()
+        self.keepalive_s = 15.0  # 0: no keepalives
         self.health: Health | None = None  # the composition root sets it
         self.live: set[ClientRequest | EdgeRun] = set()
         self.direct_runs = 0

@@ -166,20 +166,28 @@ class Dispatched(ABC):
         if lease is not self.lease or not self._leased:
             return
         self._leased = False
+        if self._lost(error):
+            return
         if self.state in (SENT, OPEN):
             self._fail(error)
         self._drop_stream()  # not before: an open stream still takes the error event
         self._end()
 
-    def _readmit(self, cause: ReleaseCause, *, held: int | None = None) -> None:
-        """Back into the queue at our old place, with the body still in hand."""
+    def _lost(self, error: IopError) -> bool:
+        """Whether a request whose node is gone is on its way again."""
+        return False
+
+    def _readmit(
+        self, cause: ReleaseCause, *, held: int | None = None, lingering: bool = False, recovery: bool = False
+    ) -> None:
+        """Back into the queue at our old place, with the body still in hand. ``recovery``: with a new queue time."""
         d, ticket, lease = self._dispatcher, self.ticket, self.lease
         assert ticket is not None
         assert lease is not None
         self._leased = False
         if self.state is not WAITING:
             self._move(WAITING)
-        d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held))
+        d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held, lingering=lingering, recovery=recovery))
         d.watch_queue()
 
     def _turned_away(self, failure: m.ExecutionFailure) -> bool:

@@ -149,6 +149,11 @@ class Intake:
         pieces = splice_model(self._plain, span, value)
         return pieces, sum(map(len, pieces)), False
 
+    @property
+    def held(self) -> bool:
+        """Whether the body is still here."""
+        return bool(self._raw) or self.received_bytes == 0
+
     def release(self) -> None:
         """Drops the body: it will not be sent again."""
         self._raw = self._plain = []

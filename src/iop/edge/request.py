@@ -2,7 +2,8 @@
 
 A machine driven by callbacks: the pool's answers, the stream's frames, the client's departure, one deadline. It awaits
 nothing, and per event of a stream it does nothing at all: those bytes pass below it. Its states and its ways through
-the pool are those of :mod:`iop.edge.dispatched`; OPEN begins with the first byte to the client.
+the pool are those of :mod:`iop.edge.dispatched`; OPEN begins with the commit (API-7), and what fails before that may be
+sent again (API-8). What its client hears meanwhile and at the end is :mod:`iop.edge.answer`'s.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.relay import RAW, ClientStream
-from iop._fast.sse import FINISH
-from iop.edge.api.errors import error_body, error_event, error_headers, error_of
+from iop._fast.sse import ERROR, FINISH
+from iop.edge.answer import Answered
+from iop.edge.api.errors import error_of
 from iop.edge.api.routes import Endpoint
-from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Dispatched, Outline, State
+from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
+from iop.edge.recovery import RETRIED_STATUSES, Decision, OwnAnswer, Recovery, decide
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -24,6 +27,7 @@ from iop.errors import (
     InternalError,
     IopError,
     ProviderProtocolError,
+    ProviderTruncated,
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
@@ -52,28 +56,34 @@ _END = int(m.TunnelFrameKind.END)
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
 
 
-class ClientRequest(Dispatched):
+#: Failures behind which nothing was shown and another attempt may succeed, beside a stall, which has rules of its own.
+#: ``CANCELLED`` without our asking is a node that stops.
+_RETRIED = frozenset(
+    {
+        m.ErrorCode.PROVIDER_UNREACHABLE,
+        m.ErrorCode.PROVIDER_CONNECTION_LOST,
+        m.ErrorCode.PROVIDER_TRUNCATED,
+        m.ErrorCode.CANCELLED,
+    }
+)
+
+
+class ClientRequest(Answered):
     """One request. ``intake`` holds what was learnt while its body came in."""
 
     __slots__ = (
-        "_ex",
+        "_block",
         "_first_at",
         "_lost_once",
-        "_permit",
         "_provider",
         "_provider_status",
-        "_sse",
+        "_recovery",
         "_usage",
         "body_bytes",
-        "endpoint",
-        "error",
         "group_id",
         "intake",
         "principal",
-        "status",
     )
-
-    stream: ClientStream | None
 
     def __init__(
         self,
@@ -85,21 +95,17 @@ class ClientRequest(Dispatched):
         *,
         permit: Permit | None = None,
     ) -> None:
-        super().__init__(dispatcher)
-        self._ex = ex
-        self.endpoint = endpoint
+        super().__init__(dispatcher, ex, endpoint, permit)
         self.principal = principal
         self.intake = intake
         self.group_id = ""
-        self.status = 0  # what the client was told
-        self.error: IopError | None = None
         self.body_bytes = 0
         self._lost_once = False
-        self._permit = permit  # of a key that has limits
         self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
+        self._block = b""  # field lines of an answer that is held
+        self._recovery: Recovery | None = None  # once an attempt has failed
         self._first_at = 0.0
-        self._sse = False
         self._usage: Tokens | None = None
 
     # ---- admission ---------------------------------------------------------------------------------------------------
@@ -113,6 +119,8 @@ class ClientRequest(Dispatched):
         self._timer = d.wheel.arm(max(0.0, timeout_s - (now - self._ex.accepted_at)), self._deadline)
         self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self)
         d.live.add(self)
+        if intake.streaming:
+            self._start_beating()
         try:
             lease = d.pool.submit(self.ticket, now)
         except IopError as exc:
@@ -181,18 +189,43 @@ class ClientRequest(Dispatched):
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
             self._answer(ProviderProtocolError())
-            return
+            return None
         if self._permit is not None:
             block = self._permit.without_rates(block)
+        held = self._sse and status == 200
+        self._block = block
+        held = held or status in RETRIED_STATUSES
+        if self.body_bytes > self._dispatcher.recovery.max_body_bytes:
+            self.intake.release()  # it has arrived, and is too large to be sent again
+        if self._told:
+            return self._go_on(stream, status)
         mode, framing = frame_answer(ex.head, status, total)
         if mode == RAW:
             ex.keep_alive = False
-        stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, self._sse and status == 200)
+        stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, held)
+        return None
+
+    def _go_on(self, stream: ClientStream, status: int) -> None:
+        """The client has the head of a stream: a stream goes on behind it, any other answer becomes an event."""
+        mode, _ = frame_answer(self._ex.head, 200, -1)
+        goes_on = self._sse and status == 200
+        stream.respond(b"", mode, -1, gated=True, collected=not goes_on)
+
+    def on_held_end(self) -> bool:
+        """The whole answer is held: keep it so if another attempt may be made, or it cannot go out as it is."""
+        stream = self.stream
+        assert stream is not None
+        status = self._provider_status
+        if status in RETRIED_STATUSES or bool(stream.flags_seen & ERROR):
+            return True
+        return self._told and not (self._sse and status == 200)
 
     def on_commit(self) -> None:
         """The first byte goes to the client: from here on there is no other answer."""
         self._move(OPEN)
         self.status = self._provider_status
+        if self._recovery is not None:
+            self._dispatcher.metrics.recovery_results[self.endpoint.name, "recovered"].value += 1
         self._first_at = self._dispatcher.runtime.loop.time()
         self.intake.release()
         self._ex.release_body()
@@ -213,30 +246,134 @@ class ClientRequest(Dispatched):
                 self._ex.finish()
             else:
                 self._fail(ProviderProtocolError())
+        elif state is SENT and self._held_answer():
+            return
         self._end(_TERMINAL if state is not CANCELLING else _CANCEL_CONFIRMED)
 
     def _failed(self, failure: m.ExecutionFailure) -> None:
-        code = failure.code
+        code, lease = failure.code, self.lease
+        assert lease is not None
         lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
+        handoff = None
+        if code is m.ErrorCode.RESPONSE_STALLED and self._dispatcher.health is not None:
+            handoff = self._dispatcher.health.stall_reported(lease, failure)
         if self.state is SENT:
             if self._provider_status == 0 and self._turned_away(failure):
-                return None
-            if (
-                code is m.ErrorCode.PROVIDER_CONNECTION_LOST
-                and failure.connection_reused
-                and not failure.response_started
-                and not self._lost_once
-                and self.endpoint.computes
-                and self.intake.replayable(stores_by_default=self._stores_by_default())
-            ):
-                # A kept connection that the provider had given up: nothing was answered, once more (TUN-5).
-                self._lost_once = True
-                return self._again(_TERMINAL)
-        if self.state in (SENT, OPEN):
-            assert self.lease is not None
-            self._fail(error_of(failure, self.lease.provider_id))
-        cause = _CANCEL_CONFIRMED if self.state is CANCELLING else _TERMINAL
-        return self._end(cause, lingering=lingering)
+                return
+            error = error_of(failure, lease.provider_id)
+            if code is m.ErrorCode.RESPONSE_STALLED:
+                # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11).
+                fallback = handoff is not None and handoff.health is m.ProviderHealth.AVAILABLE
+                retryable = handoff is not None and failure.retryable
+                again = self._recover(error, retryable=retryable, avoid=lease.provider_id, fallback=fallback)
+            else:
+                again = code in _RETRIED and self._recover(error, avoid=self._avoided(failure), lingering=lingering)
+            if again:
+                return
+            self._give_up(error)
+        elif self.state is OPEN:
+            self._fail(error_of(failure, lease.provider_id))
+        self._end(_CANCEL_CONFIRMED if self.state is CANCELLING else _TERMINAL, lingering=lingering)
+
+    def _avoided(self, failure: m.ExecutionFailure) -> str | None:
+        """Whom another attempt avoids: who failed; but for a kept connection that the provider had given up, which says
+        nothing of the provider, once (TUN-5)."""
+        assert self.lease is not None
+        if (
+            failure.code is m.ErrorCode.PROVIDER_CONNECTION_LOST
+            and failure.connection_reused
+            and not failure.response_started
+            and not self._lost_once
+        ):
+            self._lost_once = True
+            return None
+        return self.lease.provider_id
+
+    # ---- another attempt (API-8) -------------------------------------------------------------------------------------
+
+    def _recover(
+        self,
+        error: IopError,
+        *,
+        avoid: str | None,
+        retryable: bool = True,
+        fallback: bool = False,
+        lingering: bool = False,
+        own: OwnAnswer | None = None,
+    ) -> bool:
+        """Sends the request again if nothing speaks against it; true if it is on its way. The fenced stream is closed
+        here first, and nobody is told to cancel: the node has said that the call is over, or is gone."""
+        d, ticket, lease, intake, recovery = self._dispatcher, self.ticket, self.lease, self.intake, self._recovery
+        assert ticket is not None
+        assert lease is not None
+        decision = decide(
+            side_effects=not self.endpoint.computes
+            or not intake.replayable(stores_by_default=self._stores_by_default()),
+            held_bytes=intake.received_bytes if intake.held else None,
+            readmissions=recovery.readmissions if recovery is not None else 0,
+            limits=d.recovery,
+            left_s=self._timer.at - d.wheel.now,
+            retryable=retryable,
+        )
+        ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
+        if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
+            decision = Decision.NO_CANDIDATE
+        d.metrics.recovery_eligibility[self.endpoint.name, "tunnel", decision.value].value += 1
+        fields = {"api": self.endpoint.name, "decision": decision.value}
+        log.info("edge_liveness_recovery_observation", extra={"fields": fields})
+        if recovery is None:
+            recovery = self._recovery = Recovery(error)
+        if own is not None:
+            recovery.answer = own
+        if decision is not Decision.ELIGIBLE:
+            return False
+        recovery.readmissions += 1
+        self._drop_stream()
+        self._sse = False
+        d.metrics.readmissions["recovery"].value += 1
+        self._readmit(_TERMINAL, lingering=lingering, recovery=True)
+        return True
+
+    def _held_answer(self) -> bool:
+        """The provider's whole answer is held: it is the client's, unless another attempt is made (True)."""
+        stream, status, lease = self.stream, self._provider_status, self.lease
+        assert stream is not None
+        assert lease is not None
+        own = OwnAnswer(status, self._block, stream.take_held(), self._sse)
+        if (status in RETRIED_STATUSES or own.event_stream) and self._recover(
+            ProviderTruncated(), avoid=lease.provider_id, own=own
+        ):
+            return True
+        if status < 400 and not own.event_stream:
+            self.error = self.error or ProviderProtocolError("the provider answered without a stream")
+        if self._recovery is not None:
+            self._recovery.answer = own
+            self._give_up(ProviderTruncated())
+        else:
+            self._answer_own(own)
+        return False
+
+    def _give_up(self, error: IopError) -> None:
+        """No attempt is left: what the provider that was asked last has answered, else how the first one failed."""
+        recovery = self._recovery
+        if recovery is None:
+            self._answer(error)
+            return
+        if recovery.readmissions:
+            self._dispatcher.metrics.recovery_results[self.endpoint.name, "failed"].value += 1
+        if recovery.answer is not None:
+            self._answer_own(recovery.answer)
+        else:
+            self._answer(recovery.error)
+
+    def refused(self, error: IopError) -> None:
+        """The pool let us go. Behind a failed attempt that is not what the client is told."""
+        self._give_up(error)
+        self._end()
+
+    def _lost(self, error: IopError) -> bool:
+        """The node is gone, and with it a request that has shown nothing yet."""
+        return self.state is SENT and self._recover(error, avoid=None)
 
     def _stores_by_default(self) -> bool:
         provider = self._provider
@@ -262,6 +399,8 @@ class ClientRequest(Dispatched):
             return
         self.error = self.error or _GONE.get(reason, ClientGone)()
         self.status = self.status or 499
+        if self._recovery is not None and self._recovery.readmissions and self.state in (WAITING, SENT):
+            self._dispatcher.metrics.recovery_results[self.endpoint.name, "cancelled"].value += 1
         wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
         self._abandon(wire_reason)
 
@@ -275,41 +414,6 @@ class ClientRequest(Dispatched):
         self._timer.cancel()
         self._timer = self._dispatcher.wheel.arm(FINISH_GRACE_S, lambda: self._cancel(m.CancelReason.CLIENT_GONE))
 
-    def _fail(self, error: IopError) -> None:
-        """Tells the client: an error answer before the commit, an error event and an unclean end after it."""
-        stream = self.stream
-        if self.state is not OPEN or stream is None:
-            self._answer(error)
-            return
-        self.error = self.error or error
-        ex = self._ex
-        if self._sse and stream.at_boundary:
-            stream.inject(error_event(error, self.endpoint.shape, self.endpoint.name, self.request_id))
-        ex.cut(reset=ex.head.http10)
-
-    def _answer(self, error: IopError) -> None:
-        """The whole answer is this error. No-op once the exchange is over."""
-        ex = self._ex
-        self.error = self.error or error
-        if ex.done:
-            return
-        self._drop_stream()
-        self.status = error.status
-        ex.respond(
-            error.status, self._story() + error_headers(error), error_body(error, self.endpoint.shape, self.request_id)
-        )
-
-    def _story(self) -> bytes:
-        """What happened, in response headers (API-5, API-9)."""
-        lease, ticket = self.lease, self.ticket
-        waited_ms = int(ticket.waited_s * 1000) if ticket is not None else 0
-        text = f"x-request-id: {self.request_id}\r\nx-iop-attempts: {self.attempts}\r\nx-iop-queue-ms: {waited_ms}\r\n"
-        if lease is not None:
-            text += f"x-iop-provider: {lease.provider_id}\r\n"
-        if self._permit is not None:
-            return text.encode() + self._permit.fields(self._dispatcher.runtime.loop.time())
-        return text.encode()
-
     def outline(self) -> Outline:
         lease = self.lease
         node_id, provider_id = (lease.node_id, lease.provider_id) if lease is not None else ("", "")
@@ -320,6 +424,7 @@ class ClientRequest(Dispatched):
 
     def _over(self) -> None:
         self.intake.release()
+        self._stop_beating()
         if self._permit is not None:
             self._permit.end(self._dispatcher.runtime.loop.time(), self._usage)
         self._log()
@@ -327,7 +432,8 @@ class ClientRequest(Dispatched):
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
-        outcome = error.code if error is not None else "ok" if self.status < 400 else "provider_error"
+        failed = max(self.status, self._provider_status) >= 400
+        outcome = error.code if error is not None else "provider_error" if failed else "ok"
         accepted_at, api = self._ex.accepted_at, self.endpoint.name
         duration_s = d.runtime.loop.time() - accepted_at
         waited_s = self.ticket.waited_s if self.ticket is not None else 0.0

@@ -44,6 +44,12 @@ APIS = ("chat", "completions", "responses", "embeddings", "messages", "count_tok
 #: Values of the ``provider_health`` label (LIVE-7).
 HEALTH = ("available", "unavailable", "unknown")
 
+#: Values of the ``decision`` label (API-8).
+DECISIONS = (
+    "eligible", "committed", "cancelled", "side_effects", "no_snapshot", "budget", "deadline", "not_retryable",
+    "no_candidate",
+)  # fmt: skip
+
 
 def _codes(cls: type[errors.IopError]) -> Iterator[str]:
     yield cls.code
@@ -303,6 +309,14 @@ class EdgeMetrics(Metrics):
         )
         self.client_connections = self._gauge("client_connections", "Open client connections.")
         self.client_accepted = self._watched("client_connections_accepted", "Client connections accepted.")
+        self.recovery_eligibility = self._counter(
+            "liveness_recovery_eligibility", "Failures before the commit, by whether they led to another attempt.",
+            api=APIS, path=("tunnel", "run"), decision=DECISIONS,
+        )  # fmt: skip
+        self.recovery_results = self._counter(
+            "liveness_recovery_results", "What became of requests that were sent again.",
+            api=APIS, result=("recovered", "failed", "cancelled"),
+        )  # fmt: skip
         self.client_bytes = self._watched("client_bytes", "Bytes exchanged with clients.", direction=DIRECTIONS)
         self.buffered_bytes = self._gauge("buffered_body_bytes", "Request bodies held in memory.")
         self.nodes = self._gauge("nodes_connected", "Nodes that are ready for dispatch.")

@@ -312,6 +312,15 @@ class Pool:
         self.stats.queued += 1
         return None
 
+    def has_candidate(self, ticket: Ticket) -> bool:
+        """Whether some candidate may serve ``ticket``, now or when a slot is free, with what it avoids (POOL-11)."""
+        group = self._routes.get(ticket.group_id)
+        return (
+            group is not None
+            and not self._shut
+            and not group.lane_for(ticket.estimated_tokens).line_for(ticket).hopeless
+        )
+
     def cancel(self, ticket: Ticket, now: float) -> bool:
         """Take a waiting ticket out of its queue for good (POOL-6). False, and no change, if it does not wait: a lease
         ends on evidence only."""

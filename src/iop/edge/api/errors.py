@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 
 from iop.edge.api.routes import Shape
-from iop.errors import InternalError, InvalidRequest, IopError, MethodNotAllowed, NodeDraining, RateLimited, from_code
+from iop.errors import (
+    InternalError,
+    InvalidRequest,
+    IopError,
+    MethodNotAllowed,
+    NodeDraining,
+    ProviderProtocolError,
+    RateLimited,
+    from_code,
+)
 from iop.wire.messages import ErrorCode, ExecutionFailure
 
-__all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of"]
+__all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of", "provider_event"]
 
 # Anthropic names its error types by status; anything else is an api_error.
 _ANTHROPIC_TYPES: dict[int, str] = {
@@ -53,6 +62,9 @@ def error_of(failure: ExecutionFailure, provider_id: str) -> IopError:
     return type(error)(f"provider {provider_id}: {error.message}")
 
 
+_NO_STREAM = "the provider answered with status %d instead of an event stream"
+
+
 def _object(error: IopError, shape: Shape, request_id: str) -> dict[str, object]:
     param = error.param if isinstance(error, InvalidRequest) else None
     if shape is Shape.ANTHROPIC:
@@ -84,6 +96,26 @@ def error_headers(error: IopError) -> bytes:
     if isinstance(error, MethodNotAllowed):
         block += b"allow: %b\r\n" % error.allow.encode("ascii")
     return block
+
+
+def provider_event(status: int, body: bytes, shape: Shape, api: str, request_id: str) -> bytes:
+    """A provider's answer that is no event stream, as the event that ends one: its own error object if it has one, in
+    this API's form (API-7b)."""
+    try:
+        said = json.loads(body)["error"]
+        message = said["message"]
+        if not isinstance(message, str):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return error_event(ProviderProtocolError(_NO_STREAM % status), shape, api, request_id)
+    if shape is Shape.ANTHROPIC:
+        said = {"type": said.get("type") or _ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
+        whole: dict[str, object] = {"type": "error", "error": said, "request_id": request_id}
+        return b"event: error\ndata: %b\n\n" % json.dumps(whole).encode()
+    if api == "responses":
+        event = {"type": "error", "code": said.get("code"), "message": message, "param": said.get("param")}
+        return b"event: error\ndata: %b\n\n" % json.dumps(event).encode()
+    return b"data: %b\n\n" % json.dumps({"error": said}).encode()
 
 
 def error_event(error: IopError, shape: Shape, api: str, request_id: str) -> bytes:

@@ -1,0 +1,86 @@
+"""ExactReplay: whether a request that failed before anything was shown is sent again (API-8).
+
+The decision is pure. What speaks against it is looked at in one order, so that each refusal has one name. A request
+without another attempt is told what its provider said, or how its first attempt failed, never that nobody was left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from iop.errors import IopError
+
+__all__ = ["RETRIED_STATUSES", "Decision", "Limits", "OwnAnswer", "Recovery", "decide"]
+
+#: A provider's answers behind which another provider may do better. Everything else is its last word.
+RETRIED_STATUSES = frozenset({429, 502, 503})
+
+
+class Decision(StrEnum):
+    """``no_snapshot``: the client's body is no longer held, or too large to have been."""
+
+    ELIGIBLE = "eligible"
+    COMMITTED = "committed"
+    CANCELLED = "cancelled"
+    SIDE_EFFECTS = "side_effects"
+    NO_SNAPSHOT = "no_snapshot"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    NOT_RETRYABLE = "not_retryable"
+    NO_CANDIDATE = "no_candidate"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``max_attempts`` re-admissions of one request over all causes; a body above ``max_body_bytes`` is not kept."""
+
+    max_attempts: int = 2
+    max_body_bytes: int = 8_388_608
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """A provider's whole answer that was held back: status, field lines for the client, body, and whether it is a plain
+    event stream."""
+
+    status: int
+    block: bytes
+    body: bytes
+    event_stream: bool
+
+
+class Recovery:
+    """What a request remembers of its failed attempts: made at the first of them. ``error`` is that one's."""
+
+    __slots__ = ("answer", "deciding", "error", "readmissions")
+
+    def __init__(self, error: IopError) -> None:
+        self.error = error
+        self.answer: OwnAnswer | None = None  # of the provider that was asked last, if it answered
+        self.readmissions = 0
+        self.deciding = False  # a readmission is under way whose outcome the decision is waiting for
+
+
+def decide(
+    *,
+    side_effects: bool,
+    held_bytes: int | None,
+    readmissions: int,
+    limits: Limits,
+    left_s: float,
+    retryable: bool,
+) -> Decision:
+    """Before the commit, of a request that nobody has cancelled. ``held_bytes`` is the size of the client's body, None
+    when it is gone; ``left_s`` what is left of the request's time; ``retryable`` whether this failure allows it."""
+    if side_effects:
+        return Decision.SIDE_EFFECTS
+    if held_bytes is None or held_bytes > limits.max_body_bytes:
+        return Decision.NO_SNAPSHOT
+    if readmissions >= limits.max_attempts:
+        return Decision.BUDGET
+    if left_s <= 0:
+        return Decision.DEADLINE
+    if not retryable:
+        return Decision.NOT_RETRYABLE
+    return Decision.ELIGIBLE
