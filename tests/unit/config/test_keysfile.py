@@ -200,7 +200,7 @@ def test_what_a_killed_command_left_goes_with_the_next_one(tmp_path: Path) -> No
     file = tmp_path / "keys.json"
     written(file, record("1"))
     file.with_name(".keys.json.new").write_text("half")
-    written(file, record("1"), record("2"))
+    written(file, record("2"))
     assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
     assert read_keys(file).records == (record("1"), record("2"))
 
