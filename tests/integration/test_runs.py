@@ -27,6 +27,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         db.close()
 
 
+def modes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.glob("iop.db*")}
+
+
 def left_in(folder: Path) -> bytes:
     """The database's files, whatever is in them."""
     return b"".join(file.read_bytes() for file in folder.glob("iop.db*"))
@@ -48,8 +52,7 @@ async def test_requests_leave_a_row_each_and_a_killed_node_tells_what_it_broke_o
                     (await provider.call()).respond(chat_answer("a secret answer"))
                     request_id = (await client.answer()).get("x-request-id")
                     await until(lambda: [r["status"] for r in rows(tmp_path)] == ["complete"])
-                    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("iop.db*")}
-                    assert modes == dict.fromkeys(("iop.db", "iop.db-wal", "iop.db-shm"), 0o600)
+                    assert modes(tmp_path) == dict.fromkeys(("iop.db", "iop.db-wal", "iop.db-shm"), 0o600)
                     (done,) = rows(tmp_path)
                     assert (done["run_id"], done["kind"], done["adapter"]) == (request_id, "tunnel", "openai_compat")
                     assert (done["provider"], done["target"], done["attempt"]) == ("p", "real-p", 1)

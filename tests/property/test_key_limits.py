@@ -32,6 +32,16 @@ def ask(key: Key, now: float, tokens: int = 0) -> Permit | RateLimited:
     return permit
 
 
+@pytest.mark.parametrize(("limit", "said"), [(1, "1 request "), (2, "2 requests ")])
+def test_one_is_one_request(limit: int, said: str) -> None:
+    for spec in (KeySpec("a", requests_per_minute=limit), KeySpec("a", max_concurrent_requests=limit)):
+        key = Key(spec)
+        permits = [key.admit(START) for _ in range(limit)]
+        with pytest.raises(RateLimited, match=said):
+            key.admit(START)
+        assert len(permits) == limit
+
+
 def most_in_a_minute(times: list[float]) -> int:
     """The greatest number of instants in any half-open minute."""
     return max((i + 1 - bisect_right(times, at - PERIOD_S) for i, at in enumerate(times)), default=0)

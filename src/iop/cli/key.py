@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import secrets
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,17 @@ def add(commands: Any) -> None:
     new = actions.add_parser(
         "new",
         help="make a key and print it, once",
-        description="Makes a key and prints it on standard output; the file keeps its hash alone. What is left out is "
-        "not limited.",
+        description="Makes a key and prints it, and nothing else, on standard output; the file keeps its hash alone. "
+        "What is left out is not limited.",
     )
     _file(new)
     new.add_argument("--principal", metavar="NAME", required=True, help="whose key it is, as logs and queues name it")
     new.add_argument(
-        "--models", metavar="PATTERN", nargs="+", action="extend", help="models it may use; * stands for any text"
+        "--models",
+        metavar="PATTERN",
+        nargs="+",
+        action="extend",
+        help="models it may use; * stands for any text; give it again for more",
     )
     new.add_argument("--max-concurrent", metavar="N", type=int, help="requests at a time")
     new.add_argument("--rpm", metavar="N", type=int, help="requests per minute")
@@ -111,6 +116,8 @@ def _new(arguments: argparse.Namespace) -> int:
     from iop.config.keys import KeyRecord
     from iop.config.keysfile import change_keys
 
+    if any("," in pattern for pattern in arguments.models or ()):
+        raise Usage("--models: one pattern each, without commas; repeat the option: --models 'qwen*' --models llama3")
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
         record = KeyRecord(
@@ -136,8 +143,9 @@ def _new(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"key": key, **_row(record)}))
     else:
-        print(key)
-        print(f"id {record.id}; the key is shown this once", flush=True)
+        print(key, flush=True)
+        # Not on standard output, so that KEY=$(iop-edge key new ...) is the key.
+        print(f"id {record.id}; the key is shown this once", file=sys.stderr)
     return Exit.OK
 
 
@@ -145,7 +153,11 @@ def _list(arguments: argparse.Namespace) -> int:
     from iop.cli.table import aligned
     from iop.config.keysfile import read_keys
 
-    records = read_keys(_path(arguments)).records
+    path = _path(arguments)
+    reading = read_keys(path)
+    if reading.text is not None and reading.text.data is None:
+        print(f"{path} is not there; `iop-edge key new` makes it", file=sys.stderr)
+    records = reading.records
     if arguments.json:
         print(json.dumps([_row(record) for record in records], indent=2))
         return Exit.OK

@@ -32,6 +32,10 @@ def _matcher(patterns: tuple[str, ...]) -> Callable[[str], object]:
     return re.compile("|".join(re.escape(one).replace(r"\*", ".*") for one in patterns), re.DOTALL).fullmatch
 
 
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
 def _whole(wait_s: float) -> int:
     """Seconds to wait, as ``Retry-After`` takes them; a microsecond more, since instants are rounded."""
     return max(1, math.ceil(wait_s + 1e-6))
@@ -194,11 +198,13 @@ class Key:
         if rate is not None:
             wait_s = used.requests.wait_s(now, 1, rate)
             if wait_s:
-                raise RateLimited(f"this key may make {rate} requests a minute", _whole(wait_s), self.rate_fields(now))
+                raise RateLimited(
+                    f"this key may make {_requests(rate)} a minute", _whole(wait_s), self.rate_fields(now)
+                )
         if tokens is not None:
             self._tokens_left(now, 1, tokens)
         if places is not None and used.in_flight >= places:
-            raise ConcurrencyLimited(f"this key may have {places} requests at a time", 1, self.rate_fields(now))
+            raise ConcurrencyLimited(f"this key may have {_requests(places)} at a time", 1, self.rate_fields(now))
         used.in_flight += 1
         return Permit(self, used.requests.add(now, 1) if rate is not None else None)
 

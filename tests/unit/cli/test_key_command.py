@@ -40,8 +40,10 @@ def desk(tmp_path: Path, capsys: Said) -> Desk:
     return Desk(tmp_path, capsys)
 
 
-def test_a_key_is_printed_once_and_kept_as_its_hash(desk: Desk) -> None:
-    key, line = desk("new", "--principal", "alice").splitlines()
+def test_a_key_is_printed_once_alone_on_standard_output_and_kept_as_its_hash(desk: Desk, capsys: Said) -> None:
+    assert call(["key", "new", "--file", str(desk.file), "--principal", "alice"]) == 0
+    said = capsys.readouterr()
+    key, line = said.out.removesuffix("\n"), said.err.removesuffix("\n")
     assert re.fullmatch(r"sk-iop-[A-Za-z0-9_-]{43}", key)
     digest = hashlib.sha256(key.encode()).hexdigest()
     assert line == f"id {digest[:12]}; the key is shown this once"
@@ -49,7 +51,7 @@ def test_a_key_is_printed_once_and_kept_as_its_hash(desk: Desk) -> None:
     assert digest in text
     assert key not in text
     assert key not in desk("list") + desk("list", "--json")
-    assert desk("new", "--principal", "alice").splitlines()[0] != key
+    assert desk("new", "--principal", "alice") != said.out
 
 
 def test_everything_that_a_key_may_have(desk: Desk) -> None:
@@ -74,6 +76,7 @@ def test_everything_that_a_key_may_have(desk: Desk) -> None:
         (["--principal", "a b"], "--principal: use 1 to 64 letters"),
         (["--principal", "a", "--rpm", "0"], "--rpm: should be greater than or equal to 1"),
         (["--principal", "a", "--max-concurrent", "-1"], "--max-concurrent: should be"),
+        (["--principal", "a", "--models", "qwen*,llama"], "repeat the option: --models 'qwen*' --models llama3"),
         (["--principal", "a", "--models", " "], "--models: use 1 to 512 bytes"),
         (["--principal", "a", "--expires", "soon"], "or a span such as 90d"),
         (["--principal", "a", "--expires", "2020-01-01"], "2020-01-01 is over already"),
@@ -85,6 +88,19 @@ def test_everything_that_a_key_may_have(desk: Desk) -> None:
 def test_what_is_wrong_is_said_and_nothing_is_written(desk: Desk, arguments: list[str], said: str) -> None:
     assert said in desk("new", *arguments, code=2)
     assert not desk.file.exists()
+
+
+def test_models_may_be_named_one_by_one_or_together(desk: Desk) -> None:
+    made = desk.made("--principal", "a", "--models", "b", "c", "--models", "d*")
+    assert made["models"] == ["b", "c", "d*"]
+
+
+def test_a_file_that_is_not_there_lists_nothing_and_says_so(desk: Desk, capsys: Said) -> None:
+    for more in ([], ["--json"]):
+        assert call(["key", "list", "--file", str(desk.file), *more]) == 0
+        said = capsys.readouterr()
+        assert said.err == f"{desk.file} is not there; `iop-edge key new` makes it\n"
+        assert said.out.startswith("[]" if more else "ID ")
 
 
 def test_revoking(desk: Desk) -> None:
