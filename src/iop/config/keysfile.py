@@ -246,8 +246,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, data: bytes, beside: Path | None) -> None:
-    """Writes a new file and renames it over the old one; whoever opens the name gets either, whole. Under the lock: what
-    is there by the new one's name is of a command that was killed."""
+    """Writes a new file and renames it over the old one; whoever opens the name gets either, whole. Under the lock, so
+    what is there by the new one's name is of a command that was killed."""
     name = path.with_name(f".{path.name}.new")
     name.unlink(missing_ok=True)
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
