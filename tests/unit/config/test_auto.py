@@ -162,7 +162,7 @@ REPORTS = st.builds(
 )
 OPEN = config(
     [{"id": "mine", "candidates": "auto", "target": "q*"}, {"id": "*"}],
-    [{"id": "e", "kind": "echo"}, {"id": "a" * 40, "kind": "auto", "long_capacity": 1, "capacity": 1}],
+    [{"id": "e", "kind": "echo"}, {"id": "a" * 40, "kind": "auto"}],
     node("n2", "auto"),
 )
 LISTED = {"n2": Found((OLLAMA,), {"n2-ollama": ("qwen3",)})}
