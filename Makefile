@@ -89,9 +89,11 @@ chaos-sigterm: build
 chaos-refresh: build
 	REFRESH_S=$(REFRESH_S) $(CHAOS) tests/chaos/test_refresh.py
 
-# docs/configuration.md, from the models that read the files and the comments of configs/.
+# docs/configuration.md, from the models that read the files and the comments of configs/; docs/faults.md, from the
+# tables that the fault wall is tested against.
 docs: build
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.support.faultywall
 
 proto: build
 	mkdir -p build/proto

@@ -28,7 +28,7 @@ class EventSplitter:
         """The bytes so far end between two events, so that another event may be put in here."""
     @property
     def finished(self) -> bool:
-        """An event with `FINISH` was seen (API-8b)."""
+        """An event with `FINISH` or `ERROR` was seen: nothing has to follow (API-8b)."""
     @property
     def events(self) -> int:
         """Complete events with data."""

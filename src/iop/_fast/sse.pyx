@@ -544,8 +544,8 @@ cdef class EventSplitter:
         if self.has_data:
             flags = self._classify()
             self.events += 1
-            if flags & FINISH:
-                self.finished = True
+            if flags & (FINISH | ERROR):
+                self.finished = True  # an error is the last that a stream says, too
             if flags & (SEMANTIC | FINISH | ERROR) or self.facts & (HAS_USAGE | HAS_START_USAGE):
                 self.progress_events += 1
             if self.facts & HAS_USAGE:

@@ -62,6 +62,7 @@ _RETRIED = frozenset(
     {
         m.ErrorCode.PROVIDER_UNREACHABLE,
         m.ErrorCode.PROVIDER_CONNECTION_LOST,
+        m.ErrorCode.PROVIDER_PROTOCOL_ERROR,
         m.ErrorCode.PROVIDER_TRUNCATED,
         m.ErrorCode.CANCELLED,
     }
@@ -199,7 +200,8 @@ class ClientRequest(Answered):
             self.intake.release()  # it has arrived, and is too large to be sent again
         if self._told:
             return self._go_on(stream, status)
-        mode, framing = frame_answer(ex.head, status, total)
+        # A stream's own length would leave no room for an error event, and a short one would look complete (API-8b).
+        mode, framing = frame_answer(ex.head, status, -1 if self._sse else total)
         if mode == RAW:
             ex.keep_alive = False
         stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, held)
@@ -432,7 +434,8 @@ class ClientRequest(Answered):
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
-        failed = max(self.status, self._provider_status) >= 400
+        # An error that came as an event stands in an answer with status 200.
+        failed = max(self.status, self._provider_status) >= 400 or (stream is not None and stream.flags_seen & ERROR)
         outcome = error.code if error is not None else "provider_error" if failed else "ok"
         accepted_at, api = self._ex.accepted_at, self.endpoint.name
         duration_s = d.runtime.loop.time() - accepted_at

@@ -90,7 +90,7 @@ def test_chat_events(stream: bytes, flags: int, size: int) -> None:
     got, splitter = run(CHAT, stream, size)
     assert got == flags
     assert splitter.at_boundary
-    assert splitter.finished is bool(flags & FINISH)
+    assert splitter.finished is bool(flags & (FINISH | ERROR))
 
 
 @pytest.mark.parametrize(
