@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from iop.cli import certify, completion, control, init, key, token
+from iop.cli import certify, completion, control, init, key, token, trace
 from iop.cli.admin import admin_of, of_running_edge
 from iop.cli.program import (
     Exit,
@@ -98,6 +98,7 @@ def command_line() -> Parser:
     run.set_defaults(run=_run)
 
     control.add(commands)
+    trace.add(commands)
     key.add(commands)
     completion.add(commands, parser)
     return parser

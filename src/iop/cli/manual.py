@@ -68,6 +68,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "iop-edge undrain": (("iop-edge undrain gpu-1", "work for it again"),),
     "iop-edge requests": (("iop-edge requests", "what waits and runs, the oldest first"),),
+    "iop-edge trace": (
+        ("iop-edge trace req_4a6cbd2a2bd2bb1d9f33a7c5", "by the x-request-id of its answer"),
+        ("iop-edge trace --json my-request-7", "by the x-request-id that its client sent"),
+    ),
     "iop-edge cancel": (
         ("iop-edge cancel req_4a6cbd2a2bd2bb1d9f33a7c5", "the request whose answer has that x-request-id"),
     ),

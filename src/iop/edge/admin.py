@@ -1,5 +1,5 @@
-"""The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``requests``, ``reload``, ``runs``,
-``drain``, ``undrain`` and ``cancel`` (OBS-4). Loopback by default; it answers nothing else.
+"""The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``requests``, ``trace``, ``reload``,
+``runs``, ``drain``, ``undrain`` and ``cancel`` (OBS-4). Loopback by default; it answers nothing else.
 
 A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
 addresses are served when it listens there.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -33,6 +34,7 @@ _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 RUNS = b"/admin/runs"
 _ACTIONS = {b"/admin/drain": "drain", b"/admin/undrain": "undrain", b"/admin/cancel": "cancel"}
 _WITH_BODY = frozenset({RUNS, *_ACTIONS})
+TRACE = b"/admin/trace/"
 _HEALTH = (b"/healthz", b"/readyz")  # here too: the clients' listener closes when a drain begins
 _PATHS = frozenset({*_HEALTH, b"/metrics", b"/admin/status", b"/admin/events", b"/admin/requests"})
 
@@ -84,7 +86,7 @@ class Admin:
                 return self._run_asked(ex)
             if ex.head.path in _ACTIONS:
                 return self._action_asked(ex, _ACTIONS[ex.head.path])
-            if ex.head.path not in _PATHS:
+            if ex.head.path not in _PATHS and not ex.head.path.startswith(TRACE):
                 raise RouteNotFound("the admin listener has /metrics and what `iop-edge --help` lists, under /admin/")
             if ex.head.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed("GET, HEAD")
@@ -167,7 +169,10 @@ class Admin:
         if path == b"/metrics":
             body, kind = self._metrics.render()
             return kind.encode("ascii"), body
-        page = self._operator.requests() if path == b"/admin/requests" else self._status()
+        if path.startswith(TRACE):
+            page = self._operator.trace(unquote(path[len(TRACE) :].decode("latin-1"), errors="replace"))
+        else:
+            page = self._operator.requests() if path == b"/admin/requests" else self._status()
         return b"application/json", msgspec.json.encode(page)  # thousands of providers are a megabyte
 
     def client_gone(self, ex: Exchange, reason: str) -> None:

@@ -157,6 +157,7 @@ class Answered(Dispatched, ABC):
     def _open_stream(self) -> None:
         """The head of an event stream that is yet to come: of these fields only, since nothing else is known."""
         ex = self._ex
+        self._note("keepalive")
         self._told = True
         self.status = 200
         mode, framing = frame_answer(ex.head, 200, -1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iop.edge.recovery import Limits
+from iop.edge.trace import Trace
 from iop.errors import ShuttingDown
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S, Timer
@@ -71,6 +72,7 @@ class Dispatcher:
         self.health: Health | None = None  # the composition root sets it
         self.live: set[ClientRequest | EdgeRun] = set()
         self.direct_runs = 0
+        self.trace = Trace()
         self.events = events or EventBus()
         self.events.on_watched = self._on_watched
         self.watched = False  # somebody listens to the bus

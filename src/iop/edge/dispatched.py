@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from iop.edge.trace import MAX_NOTES, Note, candidates
 from iop.errors import DeadlineExceeded, InvalidTransition, IopError
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -85,7 +86,10 @@ class Dispatched(ABC):
         "_timer",
         "attempts",
         "lease",
+        "notes",
+        "released",
         "request_id",
+        "sent_at",
         "state",
         "stream",
         "ticket",
@@ -105,6 +109,9 @@ class Dispatched(ABC):
         self._session: EdgeSession | None = None
         self._timer: Any = None
         self._refusals = 0
+        self.sent_at = 0.0  # the last attempt
+        self.released: ReleaseCause | None = None  # how the last lease ended, once all is over
+        self.notes: list[Note] | None = None  # for the trace
 
     # ---- what subclasses do ------------------------------------------------------------------------------------------
 
@@ -145,11 +152,14 @@ class Dispatched(ABC):
             return
         self._move(SENT)
         self.attempts += 1
+        # Notes have the exact time, and this must not come before them.
+        self.sent_at = d.wheel.now if self.notes is None else d.runtime.loop.time()
         try:
             self._send(session, lease)
         except (ConnectionResetError, OverflowError):
             # The link broke between the grant and here; its loss is about to be reported and fences the rest.
             self._drop_stream()
+            self._note("send_failed", attempt=self.attempts, node=lease.node_id, provider=lease.provider_id)
             self._readmit(ReleaseCause.SEND_FAILED)
         except IopError as exc:
             # It cannot be sent to this provider: nothing has left.
@@ -158,6 +168,7 @@ class Dispatched(ABC):
 
     def refused(self, error: IopError) -> None:
         """The pool let us go: no candidate, or the queue's time is up."""
+        self._note_refusal(error)
         self._fail(error)
         self._end()
 
@@ -166,6 +177,8 @@ class Dispatched(ABC):
         if lease is not self.lease or not self._leased:
             return
         self._leased = False
+        self.released = ReleaseCause.GENERATION_DEAD
+        self._note_failure(error.code)
         if self._lost(error):
             return
         if self.state in (SENT, OPEN):
@@ -188,6 +201,8 @@ class Dispatched(ABC):
         if self.state is not WAITING:
             self._move(WAITING)
         d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held, lingering=lingering, recovery=recovery))
+        if ticket.waiting:
+            self._note_wait()
         d.watch_queue()
 
     def _turned_away(self, failure: m.ExecutionFailure) -> bool:
@@ -208,6 +223,7 @@ class Dispatched(ABC):
 
     def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
         self._drop_stream()
+        self._note("sent_again", cause=cause.value)
         self._dispatcher.metrics.readmissions[cause.value].value += 1
         self._readmit(cause, held=held)
 
@@ -244,6 +260,7 @@ class Dispatched(ABC):
         stream.discard()
         if self.state is not CANCELLING:
             self._move(CANCELLING)
+        self._note("cancelling", reason=reason.name.lower())
         try:
             withdrawn = session.cancel(stream, self.request_id, reason)
         except ConnectionResetError:
@@ -267,7 +284,8 @@ class Dispatched(ABC):
         actions: Actions = ()
         if lease is not None and self._leased:
             self._leased = False
-            actions = d.pool.release(lease, cause or ReleaseCause.TERMINAL, d.wheel.now, lingering=lingering)
+            self.released = cause = cause or ReleaseCause.TERMINAL
+            actions = d.pool.release(lease, cause, d.wheel.now, lingering=lingering)
         self._over()
         if self.ticket is not None:
             self.ticket.owner = None  # it refers to us, and we to it: nothing is left for the collector to find
@@ -278,3 +296,28 @@ class Dispatched(ABC):
         if to not in TRANSITIONS[self.state]:
             raise InvalidTransition(type(self).__name__, self.state.value, to.value)
         self.state = to
+
+    # ---- the trace: what is out of the ordinary (OBS-7) --------------------------------------------------------------
+
+    def _note(self, what: str, **said: object) -> None:
+        """Ids, codes, counts and times; nothing of what was asked or answered."""
+        notes = self.notes
+        if notes is None:
+            notes = self.notes = []
+        if len(notes) < MAX_NOTES:
+            notes.append((self._dispatcher.runtime.loop.time(), what, said))
+
+    def _note_wait(self) -> None:
+        assert self.ticket is not None
+        self._note("waiting", **candidates(self._dispatcher.pool, self.ticket))
+
+    def _note_refusal(self, error: IopError) -> None:
+        assert self.ticket is not None
+        self._note("refused", code=error.code, **candidates(self._dispatcher.pool, self.ticket))
+
+    def _note_failure(self, code: str, **said: object) -> None:
+        """Of an attempt: whose, and how it ended."""
+        lease = self.lease
+        where = {"node": lease.node_id, "provider": lease.provider_id} if lease is not None else {}
+        since_ms = round((self._dispatcher.runtime.loop.time() - self.sent_at) * 1000, 1)
+        self._note("failed", attempt=self.attempts, code=code, after_ms=since_ms, **where, **said)

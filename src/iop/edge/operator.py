@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from iop.edge import trace
 from iop.edge.dispatched import Outline
 from iop.errors import InvalidRequest, NotThere, RequestCancelled
 from iop.wire.messages import CancelReason
@@ -76,6 +77,21 @@ class Operator:
                 request.stop(RequestCancelled("an operator cancelled this request"), CancelReason.OPERATOR)
                 return {"request_id": request_id, "state": state}
         raise NotThere(f"no request {request_id[:64]!r} is going on; `iop-edge requests` lists those that are")
+
+    def trace(self, request_id: str) -> dict[str, Any]:
+        """What was decided about one request, going on or ended, by its id or by its client's (OBS-7). Raises
+        NotThere."""
+        d = self._dispatcher
+        for request in d.live:
+            if request.request_id == request_id:
+                return trace.live(request, d.runtime.loop.time())
+        record = d.trace.find(request_id) if request_id else None
+        if record is None:
+            raise NotThere(
+                f"no request {request_id[:64]!r} is going on or among the last {len(d.trace)}; one that was refused "
+                "before it asked for a slot leaves no trace"
+            )
+        return trace.page(record)
 
     def requests(self) -> dict[str, Any]:
         """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""

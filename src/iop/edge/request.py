@@ -20,6 +20,7 @@ from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.edge.recovery import RETRIED_STATUSES, Decision, OwnAnswer, Recovery, decide
+from iop.edge.trace import candidates, evidence
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -74,6 +75,7 @@ class ClientRequest(Answered):
 
     __slots__ = (
         "_block",
+        "_commit_bytes",
         "_first_at",
         "_lost_once",
         "_provider",
@@ -107,6 +109,7 @@ class ClientRequest(Answered):
         self._block = b""  # field lines of an answer that is held
         self._recovery: Recovery | None = None  # once an attempt has failed
         self._first_at = 0.0
+        self._commit_bytes = 0
         self._usage: Tokens | None = None
 
     # ---- admission ---------------------------------------------------------------------------------------------------
@@ -125,11 +128,13 @@ class ClientRequest(Answered):
         try:
             lease = d.pool.submit(self.ticket, now)
         except IopError as exc:
+            self._note_refusal(exc)
             self._answer(exc)
             self._end()
             return
         if lease is None:
             self._move(WAITING)
+            self._note_wait()
             d.watch_queue()
         else:
             self._dispatch(lease)
@@ -224,8 +229,11 @@ class ClientRequest(Answered):
 
     def on_commit(self) -> None:
         """The first byte goes to the client: from here on there is no other answer."""
+        stream = self.stream
+        assert stream is not None
         self._move(OPEN)
         self.status = self._provider_status
+        self._commit_bytes = stream.body_bytes
         if self._recovery is not None:
             self._dispatcher.metrics.recovery_results[self.endpoint.name, "recovered"].value += 1
         self._first_at = self._dispatcher.runtime.loop.time()
@@ -257,6 +265,7 @@ class ClientRequest(Answered):
         assert lease is not None
         lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
         handoff = None
+        self._note_failure(failure.code.name.lower(), **evidence(failure))
         if code is m.ErrorCode.RESPONSE_STALLED and self._dispatcher.health is not None:
             handoff = self._dispatcher.health.stall_reported(lease, failure)
         if self.state is SENT:
@@ -323,6 +332,8 @@ class ClientRequest(Answered):
         d.metrics.recovery_eligibility[self.endpoint.name, "tunnel", decision.value].value += 1
         fields = {"api": self.endpoint.name, "decision": decision.value}
         log.info("edge_liveness_recovery_observation", extra={"fields": fields})
+        more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
+        self._note("recovery", decision=decision.value, avoid=avoid, fallback=fallback, **more)
         if recovery is None:
             recovery = self._recovery = Recovery(error)
         if own is not None:
@@ -341,6 +352,7 @@ class ClientRequest(Answered):
         stream, status, lease = self.stream, self._provider_status, self.lease
         assert stream is not None
         assert lease is not None
+        self._note_failure("provider_error" if status >= 400 or self._sse else "no_stream", status=status)
         own = OwnAnswer(status, self._block, stream.take_held(), self._sse)
         if (status in RETRIED_STATUSES or own.event_stream) and self._recover(
             ProviderTruncated(), avoid=lease.provider_id, own=own
@@ -370,6 +382,7 @@ class ClientRequest(Answered):
 
     def refused(self, error: IopError) -> None:
         """The pool let us go. Behind a failed attempt that is not what the client is told."""
+        self._note_refusal(error)
         self._give_up(error)
         self._end()
 
@@ -451,27 +464,32 @@ class ClientRequest(Answered):
             for kind, count in zip(TOKEN_KINDS, usage, strict=True):
                 if count:
                     metrics.tokens[kind].value += count
-        d.outcome(
-            # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
-            RequestOutcome(
-                time.time(),
-                self.request_id,
-                api,
-                outcome,
-                self.status,
-                int(duration_s * 10_000) / 10,
-                self.intake.client_request_id,
-                self.principal,
-                self.group_id,
-                lease.node_id if lease is not None else "",
-                lease.provider_id if lease is not None else "",
-                self._sse,
-                self.attempts,
-                int(waited_s * 10_000) / 10,
-                int(first_s * 10_000) / 10,
-                self.body_bytes,
-                stream.body_bytes if stream is not None else 0,
-                (usage[0] or 0) if usage is not None else 0,
-                (usage[1] or 0) if usage is not None else 0,
-            )
+        # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
+        record = RequestOutcome(
+            time.time(),
+            self.request_id,
+            api,
+            outcome,
+            self.status,
+            int(duration_s * 10_000) / 10,
+            self.intake.client_request_id,
+            self.principal,
+            self.group_id,
+            lease.node_id if lease is not None else "",
+            lease.provider_id if lease is not None else "",
+            self._sse,
+            self.attempts,
+            int(waited_s * 10_000) / 10,
+            int(first_s * 10_000) / 10,
+            self.body_bytes,
+            stream.body_bytes if stream is not None else 0,
+            (usage[0] or 0) if usage is not None else 0,
+            (usage[1] or 0) if usage is not None else 0,
         )
+        d.outcome(record)
+        notes = self.notes
+        row = (record, accepted_at, self.sent_at, self._commit_bytes, lease, self.released, notes)
+        if notes is None:
+            d.trace.straight(row)
+        else:
+            d.trace.noted(row)

@@ -19,6 +19,7 @@ from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
 from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched, Outline
+from iop.edge.trace import evidence
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -153,6 +154,7 @@ class EdgeRun(Dispatched):
         self._begin()
         if lease is None:
             self._move(WAITING)
+            self._note_wait()
             d.watch_queue()
         else:
             self._dispatch(lease)
@@ -171,6 +173,7 @@ class EdgeRun(Dispatched):
         self._move(SENT)
         self._node_id, self._provider_id = node_id, provider.id
         self.attempts = 1
+        self.sent_at = d.wheel.now
         try:
             self._open(session, provider.kind, provider.id, spec.target, m.LeaseBinding(0, False, 1))
         except (ConnectionResetError, OverflowError):
@@ -259,6 +262,7 @@ class EdgeRun(Dispatched):
             return self._end(ReleaseCause.TERMINAL)
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
         failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
+        self._note_failure(failure.code.name.lower(), **evidence(failure))
         health = self._dispatcher.health
         if failure.code is m.ErrorCode.RESPONSE_STALLED and self._leased and self.lease is not None and health:
             health.stall_reported(self.lease, failure)  # before the slot is anybody's again
@@ -334,27 +338,28 @@ class EdgeRun(Dispatched):
         duration_s = d.wheel.now - self.accepted_at
         d.metrics.requests[API, outcome].value += 1
         d.metrics.duration[API].observe(duration_s)
-        d.outcome(
-            RequestOutcome(
-                ts=time.time(),
-                request_id=self.request_id,
-                api=API,
-                outcome=outcome,
-                status=error.status if error is not None else 200,
-                duration_ms=int(duration_s * 1000),
-                principal=self.principal,
-                model=self.spec.model,
-                node=self._node_id,
-                provider=self._provider_id,
-                stream=True,
-                attempts=self.attempts,
-                queue_ms=int(self.ticket.waited_s * 1000) if self.ticket is not None else 0,
-                bytes_in=len(self.spec.given),
-                bytes_out=self.body_bytes_out,
-                input_tokens=(usage[0] or 0) if usage is not None else 0,
-                output_tokens=(usage[1] or 0) if usage is not None else 0,
-            )
+        record = RequestOutcome(
+            ts=time.time(),
+            request_id=self.request_id,
+            api=API,
+            outcome=outcome,
+            status=error.status if error is not None else 200,
+            duration_ms=int(duration_s * 1000),
+            principal=self.principal,
+            model=self.spec.model,
+            node=self._node_id,
+            provider=self._provider_id,
+            stream=True,
+            attempts=self.attempts,
+            queue_ms=int(self.ticket.waited_s * 1000) if self.ticket is not None else 0,
+            bytes_in=len(self.spec.given),
+            bytes_out=self.body_bytes_out,
+            input_tokens=(usage[0] or 0) if usage is not None else 0,
+            output_tokens=(usage[1] or 0) if usage is not None else 0,
         )
+        d.outcome(record)
+        keep = d.trace.straight if self.notes is None else d.trace.noted
+        keep((record, self.accepted_at, self.sent_at, 0, self.lease, self.released, self.notes))
 
 
 class _Nobody:

@@ -254,5 +254,11 @@ class Group:
     def lanes(self) -> list[Lane]:
         return [lane for lane in self._lanes if lane is not None]
 
-    def candidates(self) -> list[tuple[Candidate, Resource]]:
-        return list(self._resources)
+    def candidates(self, most: int | None = None) -> list[tuple[Candidate, Resource]]:
+        """Those preferred first, at most so many of them."""
+        return self._resources[:most]
+
+    @property
+    def size(self) -> int:
+        """The number of candidates."""
+        return len(self._resources)

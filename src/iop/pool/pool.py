@@ -51,7 +51,7 @@ from iop.pool.lease import (
 from iop.pool.queue import Queue
 from iop.pool.registry import Claim, LossOutcome, OwnerAlive, ReadyOutcome, Registry
 from iop.pool.resource import Resource
-from iop.pool.snapshot import PoolSnapshot, take_snapshot
+from iop.pool.snapshot import PoolSnapshot, standings, take_snapshot
 from iop.pool.specs import GroupSpec, ProviderSpec, QueueLimits
 from iop.pool.stats import Stats
 
@@ -426,6 +426,12 @@ class Pool:
     def snapshot(self, now: float) -> PoolSnapshot:
         """Plain data for status pages (REG-6)."""
         return take_snapshot(self.registry, self._nodes, self._groups, now)
+
+    def explain(self, ticket: Ticket, most: int) -> tuple[list[tuple[str, str, int, str, int, int]], int]:
+        """What speaks for and against the candidates of ``ticket`` now (OBS-7): of the ``most`` that are preferred the
+        fields of a :class:`~iop.pool.snapshot.Standing`, and how many there are. No choice needs it."""
+        group = self._routes.get(ticket.group_id)
+        return ([], 0) if group is None else (standings(group, ticket, most), group.size)
 
     # ---- the parts
 

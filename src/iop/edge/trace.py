@@ -1,0 +1,187 @@
+"""The decision trace: for each request that asked for a slot, what was decided about it, and why (OBS-7).
+
+Records that requests leave behind at their end, in bounded rings of about 2 MB, made of what they hold anyway; on the
+straight path that is all. What is out of the ordinary (a wait, a refusal, a failure, a cancel) leaves a note when it
+happens. Notes have ids of nodes and providers, codes, counts and times, nothing of what was asked or answered (SEC-4).
+A page is made of them when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from iop.observability.logs import RequestOutcome
+from iop.pool.lease import Lease, ReleaseCause, Ticket
+from iop.pool.pool import Pool
+from iop.pool.snapshot import Standing
+from iop.wire import messages as m
+
+if TYPE_CHECKING:
+    from iop.edge.dispatched import Dispatched
+
+__all__ = ["MAX_NOTES", "Note", "Record", "Trace", "candidates", "evidence", "live", "page"]
+
+KEPT = 1000  # on the straight path: less than a kilobyte each
+KEPT_NOTED = 500  # of the others
+KEPT_NOTES = 3000  # of all these: about 300 bytes each
+MAX_NOTES = 50  # of one request; it cannot be sent often enough for more to tell anything
+MAX_CANDIDATES = 8  # in one note
+
+#: (when, in the loop's time; what happened; more about it, plain data)
+Note = tuple[float, str, dict[str, Any]]
+
+
+class Record(NamedTuple):
+    """What is kept of one request. ``accepted_at`` and ``sent_at`` (of its last attempt; 0.0: never) are loop time;
+    ``committed_bytes`` of the answer had come when the first was given to the client."""
+
+    outcome: RequestOutcome
+    accepted_at: float
+    sent_at: float
+    committed_bytes: int
+    lease: Lease | None
+    released: ReleaseCause | None
+    notes: list[Note] | None
+
+
+#: The same as a plain tuple, which takes a quarter of the time to make.
+Row = tuple[RequestOutcome, float, float, int, "Lease | None", "ReleaseCause | None", "list[Note] | None"]
+
+
+class Trace:
+    """Two rings: the last :data:`KEPT` requests on the straight path, and the last :data:`KEPT_NOTED` of the others,
+    with at most :data:`KEPT_NOTES` notes. So those that somebody will ask about outlive a busy minute."""
+
+    __slots__ = ("_noted", "_notes", "_straight", "straight")
+
+    def __init__(self) -> None:
+        self._straight: deque[Row] = deque(maxlen=KEPT)
+        self._noted: deque[Row] = deque()
+        self._notes = 0
+        #: A request without notes has ended; the row has the fields of a :class:`Record`.
+        self.straight = self._straight.append
+
+    def noted(self, row: Row) -> None:
+        """One with notes has ended."""
+        noted = self._noted
+        noted.append(row)
+        self._notes += len(row[-1] or ())
+        while len(noted) > KEPT_NOTED or self._notes > KEPT_NOTES:
+            self._notes -= len(noted.popleft()[-1] or ())
+
+    def find(self, request_id: str) -> Record | None:
+        """The latest record by the edge's id of a request, or by the one that its client gave it."""
+        found = None
+        for row in (*self._straight, *self._noted):
+            outcome = row[0]
+            if request_id in (outcome.request_id, outcome.client_request_id) and (
+                found is None or outcome.ts >= found[0].ts
+            ):
+                found = row
+        return Record(*found) if found is not None else None
+
+    def __len__(self) -> int:
+        return len(self._straight) + len(self._noted)
+
+
+def evidence(failure: m.ExecutionFailure) -> dict[str, Any]:
+    """What a note says of a failed attempt beside its code."""
+    said: dict[str, Any] = {"close_confirmed": failure.close_confirmed}
+    if failure.code is m.ErrorCode.RESPONSE_STALLED:
+        said |= {"idle_ms": failure.idle_ms, "provider_health": failure.provider_health.name.lower()}
+    elif failure.code is m.ErrorCode.PROVIDER_CONNECTION_LOST:
+        said |= {"connection_reused": failure.connection_reused, "response_started": failure.response_started}
+    elif failure.code is m.ErrorCode.CAPACITY_EXCEEDED:
+        said["slots_held"] = failure.slots_held
+    return said
+
+
+def candidates(pool: Pool, ticket: Ticket) -> dict[str, Any]:
+    """What a note says of the candidates at its time."""
+    found, total = pool.explain(ticket, MAX_CANDIDATES)
+    said: dict[str, Any] = {"candidates": found}
+    if total > len(found):
+        said["more_candidates"] = total - len(found)
+    return said
+
+
+def page(record: Record) -> dict[str, Any]:
+    """A record as ``/admin/trace/REQUEST`` shows it: the request, then what happened in order."""
+    o = record.outcome
+    steps = events(record.notes or (), record.accepted_at)
+    if record.sent_at:
+        where = leased(record.lease) if record.lease is not None else {"node": o.node, "provider": o.provider}
+        said = {"attempt": o.attempts, **where}
+        steps.append(_step((record.sent_at - record.accepted_at) * 1000, "sent", said))
+    if o.first_token_ms:
+        steps.append(_step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))
+    steps.sort(key=lambda step: step["at_ms"])
+    ended: dict[str, Any] = {"outcome": o.outcome, "status": o.status}
+    if record.released is not None:
+        ended["released"] = record.released.value
+    steps.append(_step(o.duration_ms, "ended", ended))
+    return {
+        "request_id": o.request_id,
+        "client_request_id": o.client_request_id,
+        "state": "done",
+        "accepted_at": round(o.ts - o.duration_ms / 1000, 3),
+        "api": o.api,
+        "principal": o.principal,
+        "model": o.model,
+        "stream": o.stream,
+        "outcome": o.outcome,
+        "status": o.status,
+        "attempts": o.attempts,
+        "bytes_in": o.bytes_in,
+        "bytes_out": o.bytes_out,
+        "total_ms": o.duration_ms,
+        "queue_ms": o.queue_ms,
+        "first_ms": o.first_token_ms,
+        "events": steps,
+    }
+
+
+def live(request: Dispatched, now: float) -> dict[str, Any]:
+    """The same of a request that is going on; ``now`` is the loop's time."""
+    outline = request.outline()
+    since = outline.accepted_at
+    steps = events(request.notes or (), since)
+    if request.sent_at:
+        where = leased(request.lease) if request.lease is not None else {"node": outline.node}
+        steps.append(_step((request.sent_at - since) * 1000, "sent", {"attempt": request.attempts, **where}))
+    steps.sort(key=lambda step: step["at_ms"])
+    return {
+        "request_id": request.request_id,
+        "state": outline.state,
+        "api": outline.api,
+        "principal": outline.principal,
+        "model": outline.model,
+        "attempts": outline.attempts,
+        "total_ms": round((now - since) * 1000, 1),
+        "events": steps,
+    }
+
+
+def leased(lease: Lease) -> dict[str, Any]:
+    """What a lease is for."""
+    return {
+        "lease": lease.lease_id,
+        "node": lease.node_id,
+        "provider": lease.provider_id,
+        "target": lease.target,
+        "generation": lease.generation,
+        "long": lease.long,
+    }
+
+
+def events(notes: Iterable[Note], since: float) -> list[dict[str, Any]]:
+    """Notes as a page shows them, with the time since ``since``."""
+    return [_step((at - since) * 1000, what, said) for at, what, said in notes]
+
+
+def _step(after_ms: float, what: str, said: dict[str, Any]) -> dict[str, Any]:
+    if "candidates" in said:
+        said = {**said, "candidates": [Standing(*standing)._asdict() for standing in said["candidates"]]}
+    return {"at_ms": round(max(0.0, after_ms), 1), "what": what, **said}

@@ -1,0 +1,82 @@
+"""The ring of the decision trace is bounded, and its pages tell a request in order (OBS-7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iop.edge.trace import KEPT, KEPT_NOTED, KEPT_NOTES, MAX_NOTES, Note, Row, Trace, page
+from iop.observability.logs import RequestOutcome
+from iop.pool.lease import Lease, ReleaseCause
+
+LEASE = Lease(7, "n1", "p", "vllm", "t", 3, False, "r")
+
+
+def row(request_id: str, *notes: Note, client_id: str = "", **more: Any) -> Row:
+    outcome = RequestOutcome(1000.5, request_id, "chat", "ok", 200, 500.0, client_id, provider="p", node="n1",
+                             **{"attempts": 1, **more})  # fmt: skip
+    return (outcome, 10.0, 10.1, 64, LEASE, ReleaseCause.TERMINAL, list(notes) or None)
+
+
+def keep(trace: Trace, one: Row) -> None:
+    (trace.straight if one[-1] is None else trace.noted)(one)
+
+
+@pytest.mark.req("OBS-7")
+def test_the_last_ones_are_kept() -> None:
+    trace = Trace()
+    for number in range(KEPT + 5):
+        keep(trace, row(f"r{number}"))
+    assert len(trace) == KEPT
+    assert trace.find("r4") is None
+    assert trace.find("r5") is not None
+    assert trace.find(f"r{KEPT + 4}") is not None
+
+
+@pytest.mark.req("OBS-7")
+def test_those_out_of_the_ordinary_are_bounded_by_themselves() -> None:
+    trace = Trace()
+    note: Note = (10.0, "waiting", {})
+    for number in range(KEPT_NOTED + 1):
+        keep(trace, row(f"w{number}", note))
+        keep(trace, row(f"s{number}"))
+    assert (trace.find("w0"), trace.find("s0") is None) == (None, False)
+    for number in range(2 * KEPT):
+        keep(trace, row(f"t{number}"))
+    assert trace.find("w1") is not None
+    most = KEPT_NOTES // MAX_NOTES
+    for number in range(2 * most):
+        keep(trace, row(f"m{number}", *[note] * MAX_NOTES))
+    assert len(trace) == KEPT + most
+    for number in range(KEPT_NOTED):
+        keep(trace, row(f"x{number}", note))
+    assert len(trace) == KEPT + KEPT_NOTED
+
+
+@pytest.mark.req("OBS-7")
+def test_a_request_is_found_by_its_clients_id_the_latest_first() -> None:
+    trace = Trace()
+    for number, notes in enumerate(((), ((10.0, "waiting", {}),), ())):
+        keep(trace, row(f"r{number}", *notes, client_id="mine"))
+    keep(trace, row("r9"))
+    found = trace.find("mine")
+    assert found is not None
+    assert found.outcome.request_id == "r1"  # all of one instant: those with notes count as later
+    assert trace.find("nobody") is None
+
+
+@pytest.mark.req("OBS-7")
+def test_a_page_tells_it_in_order() -> None:
+    trace = Trace()
+    keep(trace, row("r", (10.05, "waiting", {}), (10.3, "cancelling", {"reason": "deadline"}), first_token_ms=200.0))
+    record = trace.find("r")
+    assert record is not None
+    told = page(record)
+    assert [(step["at_ms"], step["what"]) for step in told["events"]] == [
+        (50.0, "waiting"), (100.0, "sent"), (200.0, "committed"), (300.0, "cancelling"), (500.0, "ended"),
+    ]  # fmt: skip
+    _, sent, committed, cancelling, ended = told["events"]
+    assert (sent["lease"], sent["node"], sent["provider"], sent["target"], sent["generation"]) == (7, "n1", "p", "t", 3)
+    assert (committed["body_bytes"], cancelling["reason"], ended["released"]) == (64, "deadline", "terminal")
+    assert (told["accepted_at"], told["total_ms"]) == (1000.0, 500.0)
