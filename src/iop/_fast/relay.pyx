@@ -50,8 +50,8 @@ cdef class ClientStream(RequestStream):
 
         on_head(status, header_block)     answer with respond(); or discard()
         on_commit()                       the first byte is on its way to the client: no way back
-        on_held_end()                     the answer has ended and all of it is held: true to keep it so, for take_held()
-                                          or commit() in on_terminal; false commits it
+        on_held_end()                     the answer has ended and all of it is held: true keeps it, for take_held() or
+                                          commit() in on_terminal; false commits it
         on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
                                           usage is a tuple of token counts or None, failure a message or None
 
