@@ -47,7 +47,9 @@ def body(draw: st.DrawFn) -> bytes:
 
 
 PART = re.compile(rb"\r\n((?:[^\r\n\0]+\r\n)*)\r\n", re.DOTALL)
-NAMED = re.compile(rb'content-disposition: form-data((?:[ ]?;[ ]?[a-z]+=(?:"[^"]*(?<!\\)"|""|[a-z]+))*)', re.IGNORECASE)
+NAMED = re.compile(
+    rb'content-disposition: form-data((?:[ ]?;[ ]?[a-z-]+=(?:"[^"]*(?<!\\)"|""|[a-z-]+))*)', re.IGNORECASE
+)
 KNOWN = {b"model", b"stream", b"store", b"background", b"previous_response_id"}
 FLAGS = {b"true": True, b"1": True, b"on": True, b"yes": True} | dict.fromkeys(
     (b"false", b"0", b"off", b"no", b""), False
@@ -72,7 +74,7 @@ def read(body: bytes) -> tuple[str, tuple[int, int], object, object, bool]:
         if any(re.fullmatch(rb"[A-Za-z-]+:.*", field) is None for field in fields):
             raise Refused
         named = [m for m in map(NAMED.fullmatch, fields) if m]
-        parameters = re.findall(rb';[ ]?([a-z]+)=(?:"([^"]*)"|([a-z]+))', named[0][1]) if len(named) == 1 else []
+        parameters = re.findall(rb';[ ]?([a-z-]+)=(?:"([^"]*)"|([a-z-]+))', named[0][1]) if len(named) == 1 else []
         keys = [key for key, _, _ in parameters]
         if b"name" not in keys or len({*keys}) != len(keys):
             raise Refused

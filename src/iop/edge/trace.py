@@ -184,4 +184,5 @@ def events(notes: Iterable[Note], since: float) -> list[dict[str, Any]]:
 def _step(after_ms: float, what: str, said: dict[str, Any]) -> dict[str, Any]:
     if "candidates" in said:
         said = {**said, "candidates": [Standing(*standing)._asdict() for standing in said["candidates"]]}
-    return {"at_ms": round(max(0.0, after_ms), 1), "what": what, **said}
+    at_ms = int(max(0.0, after_ms) * 10 + 1e-6) / 10  # cut off, as the outcome's are
+    return {"at_ms": at_ms, "what": what, **said}

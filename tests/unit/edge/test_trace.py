@@ -67,6 +67,16 @@ def test_a_request_is_found_by_its_clients_id_the_latest_first() -> None:
 
 
 @pytest.mark.req("OBS-7")
+def test_what_came_first_stands_first_within_a_tenth_of_a_millisecond() -> None:
+    trace = Trace()
+    row_ = row("r", first_token_ms=100.0)
+    keep(trace, (row_[0], 10.0, 10.10008, *row_[3:]))  # sent 0.08 ms before the outcome's 100.0 was cut off from 100.09
+    record = trace.find("r")
+    assert record is not None
+    assert [step["what"] for step in page(record)["events"]] == ["sent", "committed", "ended"]
+
+
+@pytest.mark.req("OBS-7")
 def test_a_page_tells_it_in_order() -> None:
     trace = Trace()
     keep(trace, row("r", (10.05, "waiting", {}), (10.3, "cancelling", {"reason": "deadline"}), first_token_ms=200.0))
