@@ -61,6 +61,17 @@ class Scene:
         assert answer.status == 200
         return answer.json
 
+    async def healthy(self) -> None:
+        """Waits, not for ever, until no provider of the scripted server is out of the choice for what an earlier scene
+        did to it: the edge asks again after a second (HEALTH-4)."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + QUIET_S
+        while loop.time() < deadline:
+            rows = [p for node in (await self.status())["nodes"] for p in node["providers"]]
+            if not any(p["lowered"] and p["id"] in self.stack.scripted for p in rows):
+                return
+            await asyncio.sleep(0.05)
+
     async def metrics(self) -> str:
         client = await Client.connect(self.stack.admin)
         try:
@@ -102,7 +113,8 @@ class Scene:
 class Stack:
     """A running pair; ``http`` and ``admin`` are the edge's addresses, ``nodes`` is its node port."""
 
-    def __init__(self, edge: Program, node: Program, sock: socket.socket) -> None:
+    def __init__(self, edge: Program, node: Program, sock: socket.socket, scripted: frozenset[str]) -> None:
+        self.scripted = scripted  # the providers that are the scripted server
         self.edge = edge
         self.node = node
         self.http: Address = edge.address("http")
@@ -114,6 +126,7 @@ class Stack:
     async def scene(self) -> AsyncIterator[Scene]:
         async with ScriptedProvider(self._sock) as provider:
             scene = Scene(self, provider)
+            await scene.healthy()
             try:
                 yield scene
                 await scene.close()
@@ -176,7 +189,8 @@ def running_stack(
             node_file = node_config(edge.address("nodes"), node=dict(node or {}))
             with node_program(folder, node_file, env=environment) as running:
                 edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
-                yield Stack(edge, running, sock)
+                scripted = frozenset(name for name, row in providers.items() if "base_url" not in row)
+                yield Stack(edge, running, sock, scripted)
     finally:
         sock.close()
 
