@@ -109,15 +109,19 @@ def candidates(pool: Pool, ticket: Ticket) -> dict[str, Any]:
 
 def page(record: Record) -> dict[str, Any]:
     """A record as ``/admin/trace/REQUEST`` shows it: the request, then what happened in order."""
-    o = record.outcome
-    steps = events(record.notes or (), record.accepted_at)
+    o, since = record.outcome, record.accepted_at
+    notes = record.notes or []
+    steps = events(notes, since)
+    # Notes are in order by themselves. The other steps are put between them by what they must come before, since the
+    # loop's time stands still for a millisecond and longer.
+    if o.first_token_ms:
+        committed_at = since + o.first_token_ms / 1000
+        at = next((i for i, note in enumerate(notes) if note[0] >= committed_at and _of(note, o.attempts)), len(notes))
+        steps.insert(at, _step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))
     if record.sent_at:
         where = leased(record.lease) if record.lease is not None else {"node": o.node, "provider": o.provider}
-        said = {"attempt": o.attempts, **where}
-        steps.append(_step((record.sent_at - record.accepted_at) * 1000, "sent", said))
-    if o.first_token_ms:
-        steps.append(_step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))
-    steps.sort(key=lambda step: step["at_ms"])
+        steps.insert(_sent_before(notes, record.sent_at, o.attempts),
+                     _step((record.sent_at - since) * 1000, "sent", {"attempt": o.attempts, **where}))  # fmt: skip
     ended: dict[str, Any] = {"outcome": o.outcome, "status": o.status}
     if record.released is not None:
         ended["released"] = record.released.value
@@ -146,12 +150,12 @@ def page(record: Record) -> dict[str, Any]:
 def live(request: Dispatched, now: float) -> dict[str, Any]:
     """The same of a request that is going on; ``now`` is the loop's time."""
     outline = request.outline()
-    since = outline.accepted_at
-    steps = events(request.notes or (), since)
+    since, notes, attempts = outline.accepted_at, request.notes or [], request.attempts
+    steps = events(notes, since)
     if request.sent_at:
         where = leased(request.lease) if request.lease is not None else {"node": outline.node}
-        steps.append(_step((request.sent_at - since) * 1000, "sent", {"attempt": request.attempts, **where}))
-    steps.sort(key=lambda step: step["at_ms"])
+        steps.insert(_sent_before(notes, request.sent_at, attempts),
+                     _step((request.sent_at - since) * 1000, "sent", {"attempt": attempts, **where}))  # fmt: skip
     return {
         "request_id": request.request_id,
         "state": outline.state,
@@ -162,6 +166,16 @@ def live(request: Dispatched, now: float) -> dict[str, Any]:
         "total_ms": round((now - since) * 1000, 1),
         "events": steps,
     }
+
+
+def _sent_before(notes: list[Note], sent_at: float, attempt: int) -> int:
+    """The first note that is of the last attempt, or later than its start."""
+    return next((i for i, note in enumerate(notes) if note[0] > sent_at or _of(note, attempt)), len(notes))
+
+
+def _of(note: Note, attempt: int) -> bool:
+    """Whether it tells how the attempt ended."""
+    return note[1] == "cancelling" or note[2].get("attempt") == attempt
 
 
 def leased(lease: Lease) -> dict[str, Any]:
@@ -184,5 +198,4 @@ def events(notes: Iterable[Note], since: float) -> list[dict[str, Any]]:
 def _step(after_ms: float, what: str, said: dict[str, Any]) -> dict[str, Any]:
     if "candidates" in said:
         said = {**said, "candidates": [Standing(*standing)._asdict() for standing in said["candidates"]]}
-    at_ms = int(max(0.0, after_ms) * 10 + 1e-6) / 10  # cut off, as the outcome's are
-    return {"at_ms": at_ms, "what": what, **said}
+    return {"at_ms": round(max(0.0, after_ms), 1), "what": what, **said}
