@@ -1,31 +1,18 @@
 """multipart/form-data bodies scanned as they arrive, without joining them (API-8c). Pieces may be cut anywhere."""
 
-class FormScanner:
+from iop._fast.scan import BodyFacts
+
+class FormScanner(BodyFacts):
     """Checks that a body is one form with exactly one `model`, and keeps what routing and recovery need.
 
     ``boundary`` is that of the content-type, 1 to 70 bytes; what it may consist of is the caller's to check. The
     members are those of `iop._fast.scan.RequestScanner`. Read are the parts ``model``, ``stream``, ``store``,
-    ``background`` and ``previous_response_id``: each at most once, as a plain field. At most 1024 parts, whose headers
-    have at most 4 KiB and 16 lines each. No preamble, epilogue, padding or bare line ends.
+    ``background`` and ``previous_response_id``: each at most once, as a plain field. A flag is true, 1, on, yes, or
+    false, 0, off, no and nothing, in any case of letters. At most 1024 parts, whose headers have at most 4 KiB and
+    16 lines each. No preamble, epilogue, padding or bare line ends.
     """
 
     def __init__(self, boundary: bytes) -> None: ...
-    @property
-    def model(self) -> str | None:
-        """Not empty and at most 512 bytes; None until its part has ended."""
-    @property
-    def model_span(self) -> tuple[int, int] | None:
-        """Offsets in the whole body of the model's value, for `iop._fast.scan.splice_model`."""
-    @property
-    def stream(self) -> bool | None:
-        """None = absent. true, 1, on, yes; false, 0, off, no and nothing, in any case of letters."""
-    @property
-    def store(self) -> bool | None: ...
-    @property
-    def background(self) -> bool | None: ...
-    @property
-    def has_previous_response_id(self) -> bool:
-        """Present and not empty."""
     @property
     def tool_types(self) -> frozenset[str]:
         """None: forms have no tools."""

@@ -12,9 +12,9 @@ different ways do not see the same parts.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcpy
 
-import re
+from iop._fast.scan cimport BodyFacts
 
-from iop.errors import ScanError
+import re
 
 cdef enum:
     OPENING = 0        # the boundary that the body begins with
@@ -49,9 +49,6 @@ cdef enum:
     F_BACKGROUND = 4
     F_PREVIOUS = 5
 
-cdef enum:
-    UNSET = -1
-
 FIELDS = {b"model": F_MODEL, b"stream": F_STREAM, b"store": F_STORE, b"background": F_BACKGROUND,
           b"previous_response_id": F_PREVIOUS}
 NAMES = {number: name.decode() for name, number in FIELDS.items()}
@@ -63,19 +60,14 @@ FIELD_LINE = re.compile(rb"(" + TOKEN + rb"):[ \t]*(.*?)[ \t]*", re.DOTALL)
 PARAMETER = re.compile(rb"[ \t]*;[ \t]*(" + TOKEN + rb")=(?:\"([^\"]*)\"|(" + TOKEN + rb"))")
 
 
-cdef class FormScanner:
+cdef class FormScanner(BodyFacts):
     """See form.pyi."""
 
     cdef int state
     cdef int field                       # of the part that is read; 0 = it is not
     cdef bint is_file
-    cdef int seen                        # bit per field
-    cdef int flags[3]                    # stream, store, background
     cdef int parts
-    cdef unsigned long long total        # bytes before the piece that is looked at
     cdef unsigned long long content_at   # where the content of this part begins
-    cdef unsigned long long model_at
-    cdef unsigned long long model_end
     cdef unsigned long long ascii_bytes  # of parts that are no files
     cdef unsigned long long other_bytes
     cdef unsigned long long files
@@ -85,9 +77,6 @@ cdef class FormScanner:
     cdef Py_ssize_t delimiter_n
     cdef Py_ssize_t fields_n
     cdef unsigned char last              # byte of the content
-    cdef object error
-    cdef readonly str model
-    cdef readonly bint has_previous_response_id
     cdef unsigned char delimiter[MAX_BOUNDARY_BYTES + 3]
     cdef unsigned char fields[MAX_FIELDS_BYTES]
     cdef unsigned char text[MAX_MODEL_BYTES + 1]
@@ -99,7 +88,6 @@ cdef class FormScanner:
             raise ValueError("a boundary has 1 to 70 bytes on one line")
         memcpy(self.delimiter, PyBytes_AS_STRING(delimiter), self.delimiter_n)
         self.matched = self.held_from = 1  # as if a line had ended before the body
-        self.flags[0] = self.flags[1] = self.flags[2] = UNSET
 
     def feed(self, bytes piece not None):
         cdef const unsigned char* span = <const unsigned char*>PyBytes_AS_STRING(piece)
@@ -329,10 +317,6 @@ cdef class FormScanner:
         cdef long long offset = <long long>self.total + at
         return self._refuse("syntax", f"the multipart body is malformed: {what} (byte {offset})", None, offset)
 
-    cdef int _refuse(self, str reason, str message, str param=None, object offset=None) except -1:
-        self.error = ScanError(reason, message, param=param, offset=offset)
-        raise self.error
-
     def finish(self):
         if self.error is not None:
             raise self.error
@@ -343,22 +327,6 @@ cdef class FormScanner:
 
     def fits(self, bytes value not None):
         return PyBytes_FromStringAndSize(<const char*>self.delimiter + 1, self.delimiter_n - 1) not in value
-
-    @property
-    def model_span(self):
-        return None if self.model is None else (self.model_at, self.model_end)
-
-    @property
-    def stream(self):
-        return None if self.flags[0] == UNSET else bool(self.flags[0])
-
-    @property
-    def store(self):
-        return None if self.flags[1] == UNSET else bool(self.flags[1])
-
-    @property
-    def background(self):
-        return None if self.flags[2] == UNSET else bool(self.flags[2])
 
     @property
     def tool_types(self):

@@ -502,6 +502,24 @@ cdef bytes captured(Capture* c)
 cdef int capture(Capture* c, const unsigned char* p, const unsigned char* end, Py_ssize_t max_bytes) except -1
 
 
+cdef enum:
+    UNSET = -1  # a flag that no member has told
+
+
+# What routing and recovery need to know of a request's body, in whatever form it comes.
+cdef class BodyFacts:
+    cdef unsigned long long total        # bytes before the piece that is looked at
+    cdef unsigned long long model_at
+    cdef unsigned long long model_end
+    cdef int seen                        # bit per member
+    cdef int flags[3]                    # stream, store, background
+    cdef object error                    # raised, and raised again by every later call
+    cdef readonly str model
+    cdef readonly bint has_previous_response_id
+
+    cdef int _refuse(self, str reason, str message, str param=*, object offset=*) except -1
+
+
 cdef class FieldScanner:
     cdef Json js
     cdef Capture kept

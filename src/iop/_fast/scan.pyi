@@ -1,28 +1,32 @@
 """JSON bodies scanned as they arrive, without a tree (API-8c, POOL-2, TUN-3). Pieces may be cut anywhere."""
 
-class RequestScanner:
-    """Checks that a request body is one strict RFC 8259 object and keeps what routing and recovery need.
-
-    Feed every piece, then call `finish`. Nesting is bounded by 512. Keys are unescaped before they are compared; only
-    members of the root count. A duplicate of a member named below is refused: the provider may take the other one.
-    """
+class BodyFacts:
+    """What routing and recovery need to know of a request's body, in whatever form it comes. Not made by itself."""
 
     @property
     def model(self) -> str | None:
-        """Not empty and at most 512 bytes; None until it was seen."""
+        """Not empty and at most 512 bytes; None until it was seen whole."""
     @property
     def model_span(self) -> tuple[int, int] | None:
-        """Offsets in the whole body of the model's value, quotes included, for `splice_model`."""
+        """Offsets in the whole body of the model's value, the quotes of JSON included, for `splice_model`."""
     @property
     def stream(self) -> bool | None:
-        """None = absent or null."""
+        """None = absent, or null."""
     @property
     def store(self) -> bool | None: ...
     @property
     def background(self) -> bool | None: ...
     @property
     def has_previous_response_id(self) -> bool:
-        """Present and not null."""
+        """Present, and not null or empty."""
+
+class RequestScanner(BodyFacts):
+    """Checks that a request body is one strict RFC 8259 object and keeps what routing and recovery need.
+
+    Feed every piece, then call `finish`. Nesting is bounded by 512. Keys are unescaped before they are compared; only
+    members of the root count. A duplicate of a member that is kept is refused: the provider may take the other one.
+    """
+
     @property
     def tool_types(self) -> frozenset[str]:
         """The distinct ``tools[*].type``, at most 32, each cut at 64 bytes."""

@@ -33,9 +33,6 @@ cdef enum:
 
 cdef tuple FIELDS = (b"model", b"stream", b"store", b"background", b"previous_response_id", b"tools")
 
-cdef enum:
-    UNSET = -1
-
 
 cdef inline bint _is(const unsigned char* p, Py_ssize_t n, bytes word) noexcept:
     return n == PyBytes_GET_SIZE(word) and memcmp(p, PyBytes_AS_STRING(word), n) == 0
@@ -125,31 +122,49 @@ cdef void _count_runs(Runs* r, const unsigned char* p, Py_ssize_t n) noexcept no
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
-cdef class RequestScanner:
+cdef class BodyFacts:
+    """See scan.pyi."""
+
+    def __cinit__(self):
+        self.flags[0] = self.flags[1] = self.flags[2] = UNSET
+
+    @property
+    def model_span(self):
+        return None if self.model is None else (self.model_at, self.model_end)
+
+    @property
+    def stream(self):
+        return None if self.flags[0] == UNSET else bool(self.flags[0])
+
+    @property
+    def store(self):
+        return None if self.flags[1] == UNSET else bool(self.flags[1])
+
+    @property
+    def background(self):
+        return None if self.flags[2] == UNSET else bool(self.flags[2])
+
+    cdef int _refuse(self, str reason, str message, str param=None, object offset=None) except -1:
+        self.error = ScanError(reason, message, param=param, offset=offset)
+        raise self.error
+
+
+cdef class RequestScanner(BodyFacts):
     """See scan.pyi."""
 
     cdef Json js
     cdef Runs runs
-    cdef unsigned long long total
-    cdef unsigned long long model_at
-    cdef unsigned long long model_end
     cdef int field           # of the key that was read last, at the root
-    cdef int seen            # bit per field
-    cdef int flags[3]        # stream, store, background
     cdef bint in_tools
     cdef bint type_next
     cdef bint started
     cdef bint finished
-    cdef object error
     cdef set types
-    cdef readonly str model
-    cdef readonly bint has_previous_response_id
     cdef unsigned char text[MAX_MODEL_BYTES]
 
     def __init__(self):
         json_start(&self.js, self.text, MAX_MODEL_BYTES)
         self.types = set()
-        self.flags[0] = self.flags[1] = self.flags[2] = UNSET
 
     def feed(self, bytes piece):
         cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(piece)
@@ -248,10 +263,6 @@ cdef class RequestScanner:
                 self._refuse("tool_types", f"'tools' has more than {MAX_TOOL_TYPES} different types", "tools")
         return 0
 
-    cdef int _refuse(self, str reason, str message, str param=None, object offset=None) except -1:
-        self.error = ScanError(reason, message, param=param, offset=offset)
-        raise self.error
-
     cdef int _not_an_object(self, const unsigned char* p) except -1:
         if p[0] in b'["-0123456789tfn':
             self._refuse("not_object", "the body must be a JSON object")
@@ -276,22 +287,6 @@ cdef class RequestScanner:
         if not self.finished:
             self.finished = True
             _run_ends(&self.runs, self.runs.open_bytes)
-
-    @property
-    def model_span(self):
-        return None if self.model is None else (self.model_at, self.model_end)
-
-    @property
-    def stream(self):
-        return None if self.flags[0] == UNSET else bool(self.flags[0])
-
-    @property
-    def store(self):
-        return None if self.flags[1] == UNSET else bool(self.flags[1])
-
-    @property
-    def background(self):
-        return None if self.flags[2] == UNSET else bool(self.flags[2])
 
     @property
     def tool_types(self):
