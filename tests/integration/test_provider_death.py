@@ -174,7 +174,6 @@ async def lowered(scene: Scene, provider_id: str) -> None:
         if found == "unavailable":
             return
         assert asyncio.get_running_loop().time() < end_at, f"{provider_id} is {found}"
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.req("TUN-5", "API-8b", "POOL-7", "HEALTH-6")
@@ -226,7 +225,6 @@ async def served_again(scene: Scene) -> None:
     while (answer := await (await ask(scene)).answer()).status != 200:
         assert (answer.status, answer.json["error"]["code"]) == UNAVAILABLE
         assert loop.time() < end_at, "it is back, and not used"
-        await asyncio.sleep(0.05)
     assert answer.body == chat_answer("hi")
 
 

@@ -421,7 +421,10 @@ async def test_a_paused_stream_does_not_stall(stack: Stack) -> None:
             call.event(chat_delta("x" * 10_000))
             sent += chat_delta("x" * 10_000)
             await asyncio.sleep(0)
-        await asyncio.sleep(1.0)  # the clock, 0.4 s, has to be seen not to run out
+        # Meanwhile the same provider's clock runs out for a request that it does not answer, from its start to its end.
+        silent = await scene.send(post(CHAT, chat("still")))
+        await scene.provider.call()
+        assert (await silent.answer()).json["error"]["code"] == "response_stalled"
         call.event(chat_event({}, "stop"))
         call.end_stream()
         await client.head()

@@ -4,6 +4,8 @@ The model keeps lists and scans them: it chooses by ``min`` over all candidates,
 no heap, lane, line or counter. Nodes are real :class:`CapacityGate` objects behind in-order links whose messages arrive
 late or never. After every step the pool's actions and its whole visible state must equal the model's, and
 ``validate()`` of each machine must hold. Driven twice: by Hypothesis, which shrinks, and by seeds, which go deep.
+
+The file is long because the model is of all three at once: what one does to the others is what it is there to find.
 """
 
 from __future__ import annotations

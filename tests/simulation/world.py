@@ -5,6 +5,8 @@
 
 The edge, its pool, its HTTP server, the nodes with their supervisors, agents, gates and tunnels, sessions and
 multiplexers are the real ones. Only loop, sockets, clients and providers are not.
+
+The file is long because what may be asserted after a step depends on everything that the step may have touched.
 """
 
 from __future__ import annotations

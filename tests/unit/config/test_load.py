@@ -1,4 +1,7 @@
-"""Files as people write them, right and wrong (CONF-1, CONF-3, SEC-1, API-4)."""
+"""Files as people write them, right and wrong (CONF-1, CONF-3, SEC-1, API-4).
+
+The file is long for its tables of faults.
+"""
 
 from __future__ import annotations
 
