@@ -13,7 +13,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
 .PHONY: run test bench lint asan asan-kernels fuzz sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm \
-	chaos-refresh docs proto wheel clean build
+	chaos-refresh chaos-silence docs proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -58,7 +58,7 @@ mutants: build
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 # Real processes that are killed, frozen and terminated under load, and a bad link, with a ledger of all requests; a
-# short run of each is in make test. All of them with these numbers take about five minutes.
+# short run of each is in make test. All of them with these numbers take about six minutes.
 CYCLES ?= 40
 RESTARTS ?= 30
 STEPS ?= 40
@@ -88,6 +88,10 @@ chaos-sigterm: build
 # Changes the configuration 200 times a minute, for REFRESH_S seconds.
 chaos-refresh: build
 	REFRESH_S=$(REFRESH_S) $(CHAOS) tests/chaos/test_refresh.py
+
+# A model that thinks for longer than a link may be silent, with the real clocks: a minute.
+chaos-silence: build
+	$(CHAOS) tests/chaos/test_silence.py
 
 # docs/configuration.md, from the models that read the files and the comments of configs/; docs/faults.md, from the
 # tables that the fault wall is tested against.

@@ -15,9 +15,10 @@ from tests.support.http import chat, post
 from tests.support.programs import Program
 from tests.support.provider import chat_answer
 from tests.support.rawlink import RawLink
-from tests.support.stack import Scene, Stack, model, rss_bytes, running_stack
+from tests.support.silence import a_long_silence
+from tests.support.stack import Stack, model, rss_bytes, running_stack
 
-INTERVAL_S, WAIT_S = 0.2, 1.0
+INTERVAL_S, WAIT_S, KEEPALIVE_S = 0.2, 1.0, 0.2
 BODY = b'{"model":"scripted","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 400_000)
 
 
@@ -31,6 +32,7 @@ def brisk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             {"m": {}},
             [model("m"), model("scripted", node="n2")],
             other_providers={"scripted": {}},
+            http={"stream_keepalive_sec": KEEPALIVE_S},
         ) as running:
             yield running
 
@@ -45,23 +47,14 @@ def settled(stack: Stack, lines: int) -> None:
     stack.edge.wait_event("node_connected", node="n1", after=lines)
 
 
-@pytest.mark.req("WIRE-7")
+@pytest.mark.req("WIRE-7", "LIVE-3", "API-7b")
 def test_a_long_silence_of_the_provider_does_not_trip_it(brisk: Stack) -> None:
+    """With the usual clocks: tests/chaos/test_silence.py."""
+
     @async_test()
     async def body() -> None:
         async with brisk.scene() as scene:
-            lines = len(brisk.edge.lines)
-            client = await scene.send(post("/v1/chat/completions", chat("m")))
-            call = await scene.provider.call()
-            # Nothing but heartbeats and their answers passes: two frames from the node an interval.
-            enough = await _frames(scene) + 2 * 1.6 * WAIT_S / INTERVAL_S
-            while await _frames(scene) < enough:
-                pass
-            call.respond(chat_answer("hi"))
-            assert (await client.answer()).status == 200
-            assert not [
-                x for x in brisk.edge.lines[lines:] if x["event"] in ("node_disconnected", "node_connection_closed")
-            ]
+            await a_long_silence(scene, "m", int(1.6 * WAIT_S / KEEPALIVE_S), WAIT_S)
 
     body()
 
@@ -137,12 +130,6 @@ def test_e6_a_node_that_stops_reading_is_closed_and_nothing_else_suffers(brisk: 
             assert not [x for x in brisk.edge.lines[lines:] if x["event"] == "node_disconnected" and x["node"] == "n1"]
 
     body()
-
-
-async def _frames(scene: Scene) -> float:
-    """That have come from nodes so far."""
-    lines = (await scene.metrics()).splitlines()
-    return float(next(x for x in lines if x.startswith('iop_edge_link_frames_total{direction="in"}')).split()[1])
 
 
 async def _beat(link: RawLink) -> None:

@@ -19,17 +19,9 @@ from tests.support.aio import async_test, until
 from tests.support.http import Client, Head
 from tests.support.programs import command
 from tests.support.provider import DONE, chat_answer, chat_delta, chat_event, chat_stream
-from tests.support.stack import Scene, Stack
+from tests.support.stack import Stack
 
 DIRECT = {"adapter": "m", "target": "t-1", "prompt": "hi"}
-
-
-async def ask(scene: Scene, **asked: Any) -> Client:
-    client = await Client.connect(scene.stack.admin)
-    scene.clients.append(client)
-    body = json.dumps(asked).encode()
-    client.send(b"POST /admin/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    return client
 
 
 def read(body: bytes) -> list[Any]:
@@ -45,7 +37,7 @@ async def events(client: Client) -> list[Any]:
 @async_test()
 async def test_a_direct_run_is_told_event_by_event(stack: Stack) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT, options={"max_tokens": 9}, session_id="s-7")
+        client = await scene.run(**DIRECT, options={"max_tokens": 9}, session_id="s-7")
         call = await scene.provider.call()
         assert (call.provider, call.path) == ("m", b"/m/v1/chat/completions")
         assert call.json["model"] == "t-1"
@@ -75,9 +67,9 @@ async def test_a_direct_run_is_told_event_by_event(stack: Stack) -> None:
 @async_test()
 async def test_a_queued_run_waits_for_its_slot_like_any_request(stack: Stack) -> None:
     async with stack.scene() as scene:
-        first = await ask(scene, model="one", prompt="a")
+        first = await scene.run(model="one", prompt="a")
         call = await scene.provider.call()
-        second = await ask(scene, model="one", prompt="b")
+        second = await scene.run(model="one", prompt="b")
         await scene.in_use(1, waiting=1)
         call.stream(chat_stream("1"))
         assert (await events(first))[-1]["event"] == "complete"
@@ -91,9 +83,9 @@ async def test_a_queued_run_waits_for_its_slot_like_any_request(stack: Stack) ->
 @async_test()
 async def test_a_direct_run_passes_the_queue_but_not_the_gate(stack: Stack) -> None:
     async with stack.scene() as scene:
-        holder = await ask(scene, model="one", prompt="a")
+        holder = await scene.run(model="one", prompt="a")
         call = await scene.provider.call()
-        said = await events(await ask(scene, adapter="one", target="t", prompt="b"))
+        said = await events(await scene.run(adapter="one", target="t", prompt="b"))
         assert [e["event"] for e in said] == ["accepted", "error"]
         assert said[-1]["error"]["code"] == "capacity_exceeded"
         call.stream(chat_stream("x"))
@@ -104,7 +96,7 @@ async def test_a_direct_run_passes_the_queue_but_not_the_gate(stack: Stack) -> N
 @async_test()
 async def test_who_leaves_cancels_the_run_at_the_provider(stack: Stack) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, model="one", prompt="a")
+        client = await scene.run(model="one", prompt="a")
         call = await scene.provider.call()
         call.start_stream()
         call.event(chat_delta("x"))
@@ -127,7 +119,7 @@ async def test_who_leaves_cancels_the_run_at_the_provider(stack: Stack) -> None:
 @async_test()
 async def test_an_answer_that_does_not_end_well_is_an_error(stack: Stack, said: bytes, code: str) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         (await scene.provider.call()).stream(said)
         last = (await events(client))[-1]
         assert (last["event"], last["error"]["code"]) == ("error", code)
@@ -143,7 +135,7 @@ async def test_an_answer_that_does_not_end_well_is_an_error(stack: Stack, said: 
 @async_test()
 async def test_a_refusal_of_the_provider_is_told_without_its_words(stack: Stack, status: int, code: str) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         (await scene.provider.call()).respond(b'{"error":{"message":"secret words"}}', status=status)
         last = (await events(client))[-1]
         assert last["event"] == "error"
@@ -156,12 +148,12 @@ async def test_a_refusal_of_the_provider_is_told_without_its_words(stack: Stack,
 @async_test()
 async def test_a_provider_that_does_not_stream_and_one_that_dies(stack: Stack) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         (await scene.provider.call()).respond(chat_answer("whole"))
         said = await events(client)
         assert [e["event"] for e in said][-1] == "complete"
         assert "whole" in [e.get("text") for e in said]
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         call = await scene.provider.call()
         call.start_stream()
         call.event(chat_delta("x"))
@@ -174,7 +166,7 @@ async def test_a_provider_that_does_not_stream_and_one_that_dies(stack: Stack) -
 async def test_a_long_input_and_a_long_answer_come_whole(stack: Stack) -> None:
     async with stack.scene() as scene:
         prompt = "äöü €" * 150_000
-        client = await ask(scene, adapter="m", target="t", prompt=prompt)
+        client = await scene.run(adapter="m", target="t", prompt=prompt)
         call = await scene.provider.call()
         assert call.json["messages"][0]["content"] == prompt
         texts = [f"{n}:" + "é" * (n * 37 % 9000) for n in range(300)]
@@ -229,7 +221,7 @@ async def test_a_reader_that_stops_stops_the_provider(stack: Stack) -> None:
 @async_test()
 async def test_what_cannot_be_run_is_refused_at_once(stack: Stack, asked: Any, status: int, code: str) -> None:
     async with stack.scene() as scene:
-        answer = await (await ask(scene, **asked)).answer()
+        answer = await (await scene.run(**asked)).answer()
         assert (answer.status, answer.json["error"]["code"]) == (status, code)
 
 
@@ -286,7 +278,7 @@ async def test_an_admin_listener_beyond_loopback_takes_no_runs() -> None:
 @async_test()
 async def test_a_background_run_goes_on_without_its_listener(stack: Stack) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT, background=True)
+        client = await scene.run(**DIRECT, background=True)
         answer = await client.answer()
         assert answer.status == 202
         await client.close()

@@ -21,7 +21,7 @@ from iop.net.loop import Runtime
 from iop.wire import codec
 from iop.wire import messages as m
 from tests.integration.test_contained_fault import TOKEN, Quiet, configured
-from tests.integration.test_normalized_runs import DIRECT, ask, events, read
+from tests.integration.test_normalized_runs import DIRECT, events, read
 from tests.support.aio import async_test, until
 from tests.support.http import Client
 from tests.support.programs import command
@@ -123,9 +123,9 @@ async def test_usage_costs_no_credit_and_does_not_pile_up_for_a_listener_that_do
 @async_test()
 async def test_a_name_that_is_too_long_for_the_wire_costs_its_own_run_only(stack: Stack, length: int) -> None:
     async with stack.scene() as scene:
-        beside = await ask(scene, **DIRECT)
+        beside = await scene.run(**DIRECT)
         call = await scene.provider.call()
-        answer = await (await ask(scene, **{**DIRECT, "target": "x" * length})).answer()
+        answer = await (await scene.run(**{**DIRECT, "target": "x" * length})).answer()
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_argument")
         assert "target" in answer.json["error"]["message"]
         call.stream(chat_stream("x"))
@@ -147,7 +147,7 @@ async def test_nonsense_of_a_provider_is_named_and_its_connection_is_not_kept(
     stack: Stack, answer: bytes, words: str
 ) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         call = await scene.provider.call()
         call.stream(answer, DONE)
         error = (await events(client))[-1]["error"]
@@ -162,7 +162,7 @@ async def test_nonsense_of_a_provider_is_named_and_its_connection_is_not_kept(
 @async_test()
 async def test_a_stream_may_end_without_its_last_blank_line(stack: Stack) -> None:
     async with stack.scene() as scene:
-        client = await ask(scene, **DIRECT)
+        client = await scene.run(**DIRECT)
         (await scene.provider.call()).stream(chat_delta("a") + chat_event({"content": "b"}, "stop").rstrip(b"\n"))
         said = await events(client)
         assert [e.get("text") for e in said if e["event"] == "delta"] == ["a", "b"]
@@ -175,7 +175,7 @@ async def test_a_node_that_is_no_longer_configured_takes_no_direct_run(tmp_path:
     """It is still connected, for what it runs."""
     with running_stack(tmp_path, {"m": {}}, [model("m")], other_providers={"n2-p": {}}) as stack:
         async with stack.scene() as scene:
-            running = await ask(scene, **DIRECT)
+            running = await scene.run(**DIRECT)
             call = await scene.provider.call()
             file = tmp_path / "edge.yaml"
             config = json.loads(file.read_text())
@@ -187,7 +187,7 @@ async def test_a_node_that_is_no_longer_configured_takes_no_direct_run(tmp_path:
             admin.send(b"POST /admin/reload HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
             assert (await admin.answer()).status == 200
             for asked in (DIRECT, {**DIRECT, "node": "n1"}):
-                answer = await (await ask(scene, **asked)).answer()
+                answer = await (await scene.run(**asked)).answer()
                 assert (answer.status, answer.json["error"]["code"]) == (502, "node_disconnected")
             call.stream(chat_stream("x"))
             assert (await events(running))[-1]["event"] == "complete"
@@ -205,7 +205,7 @@ async def test_the_admin_listener_speaks_of_its_own_limits(stack: Stack) -> None
             assert answer.status in (413, 403)
             assert "http." not in answer.json["error"]["message"]
         unknown = {"model": "m", "prompt": "a", "k" * 100_000: 1}
-        assert len((await (await ask(scene, **unknown)).answer()).body) < 1000
+        assert len((await (await scene.run(**unknown)).answer()).body) < 1000
 
 
 @pytest.mark.req("POOL-14")
@@ -267,11 +267,11 @@ async def test_a_kept_connection_that_was_given_up_costs_a_harmless_run_nothing(
     stack: Stack, more: dict[str, Any], again: bool
 ) -> None:
     async with stack.scene() as scene:
-        first = await ask(scene, model="m", prompt="a")
+        first = await scene.run(model="m", prompt="a")
         kept = await scene.provider.call()
         kept.respond(chat_answer("x"))
         await events(first)
-        second = await ask(scene, model="m", **more)
+        second = await scene.run(model="m", **more)
         call = await scene.provider.call()
         assert call.connection is kept.connection
         call.close()

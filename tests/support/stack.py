@@ -13,6 +13,7 @@ Every provider of the node is the same scripted server under a path of its own, 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.aio import until
-from tests.support.http import Address, Client
+from tests.support.http import Address, Answer, Client, post
 from tests.support.programs import Line, Program, edge_config, edge_program, node_config, node_program
 from tests.support.provider import ScriptedProvider, listening_socket
 
@@ -48,6 +49,13 @@ class Scene:
         """A new connection with this request on it."""
         client = await self.client()
         client.send(request)
+        return client
+
+    async def run(self, **asked: Any) -> Client:
+        """A new connection to the admin listener with this run on it."""
+        client = await Client.connect(self.stack.admin)
+        self.clients.append(client)
+        client.send(post("/admin/runs", json.dumps(asked).encode()))
         return client
 
     async def status(self) -> Any:
@@ -79,6 +87,17 @@ class Scene:
             return (await client.answer()).body.decode()
         finally:
             await client.close()
+
+    async def samples(self, metric: str) -> dict[str, float]:
+        """The edge's samples of one metric, by their labels as they are written."""
+        rows = [line.rpartition(" ") for line in (await self.metrics()).splitlines() if line.startswith(metric)]
+        return {name[len(metric) :]: float(value) for name, _, value in rows if name[len(metric) :][:1] in ("", "{")}
+
+    async def settled(self) -> None:
+        """Waits until nothing goes on, and every counter of what goes on says so. No lease came back twice."""
+        await self.in_use(0)
+        for name in ("leases_in_use", "queue_depth", "requests_in_flight", "lease_returns_ignored_total"):
+            assert await self.samples(f"iop_edge_{name}") == {"": 0}, name
 
     async def in_use(self, leases: int, waiting: int = 0, *, timeout_s: float = QUIET_S) -> None:
         """Waits until the edge shows so many leases and waiters."""
@@ -136,6 +155,15 @@ class Stack:
                     if not connection.asks_for_health:  # those are answered first, or the next test has no provider
                         connection.transport.abort()
             await scene.in_use(0)
+
+
+def run_of(answer: Answer) -> tuple[str, str]:
+    """The id and the text of a run that is told event by event, and that has one end, a good one."""
+    said = [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: ")]
+    (run_id,) = {event["run_id"] for event in said if "run_id" in event}
+    ends = [event["event"] for event in said if event.get("event") in ("complete", "error", "cancelled")]
+    assert ends == ["complete"]
+    return run_id, "".join(event["text"] for event in said if event.get("event") == "delta")
 
 
 def fds(program: Program) -> list[str]:
