@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["ROOT", "Mutant", "read_mutants"]
@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug: ``old`` becomes ``new`` in ``file``. ``tests`` must notice if the simulation does not."""
+    """One bug: ``old`` becomes ``new`` in ``file``, and so do the pairs in ``more``. ``tests`` must notice if the
+    simulation does not."""
 
     name: str
     bug: str
@@ -21,13 +22,16 @@ class Mutant:
     old: str
     new: str
     tests: list[str]
+    more: list[list[str]] = field(default_factory=list)
 
     def applied(self, text: str) -> str:
-        """The text with the bug. Raises ValueError unless ``old`` is there exactly once."""
-        count = text.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.file} has what it replaces {count} times instead of once")
-        return text.replace(self.old, self.new)
+        """The text with the bug. Raises ValueError unless each ``old`` is there exactly once."""
+        for old, new in ([self.old, self.new], *self.more):
+            count = text.count(old)
+            if count != 1:
+                raise ValueError(f"{self.file} has what it replaces {count} times instead of once")
+            text = text.replace(old, new)
+        return text
 
 
 def read_mutants() -> list[Mutant]:

@@ -229,16 +229,23 @@ class Client:
             self._leave = None
         self.world.answered(plan, outcome)
 
+    def _cut(self, plan: Plan) -> None:
+        """A part of the answer, and at most an error event behind it: nothing of another attempt (API-8)."""
+        shown, _, _ = b"".join(self._body).partition(b'data: {"error"')
+        if self._status == 200 and not plan.answer.startswith(shown):
+            self.world.violation(f"c{plan.number}: what was shown goes on as another answer, {len(shown)} bytes")
+        self._over("cut")
+
     def eof_received(self) -> None:
         if self.plan is not None:
             if self._decoder is not None and not self._decoder.done and self._decoder.eof():
                 self.world.violation(f"c{self.plan.number}: a close that looks like the end")
-            self._over("cut")
+            self._cut(self.plan)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         if self.plan is not None:
-            self._over("cut")
+            self._cut(self.plan)
         self.world.clients.pop(self, None)
 
     def pause_writing(self) -> None: ...
