@@ -248,7 +248,8 @@ class Faults:
         if agent.session.state is not State.READY:
             return
         self.world.say(f"observation {told}", name)
-        seen = m.HealthObservation(name, "openai_compat", target, m.ProviderHealth.UNAVAILABLE, _number(agent))
+        seq = agent.health.number()  # from the one source of these that its node has (LIVE-8)
+        seen = m.HealthObservation(name, "openai_compat", target, m.ProviderHealth.UNAVAILABLE, seq)
         if told == "well":
             seen.provider_health = m.ProviderHealth.AVAILABLE
         elif told == "old":
@@ -263,11 +264,3 @@ class Faults:
         self.world.say("burst")
         for _ in range(self.world.rng.randint(5, 30)):
             self.world.ask()
-
-
-def _number(agent: Any) -> int:
-    """The connection's next observation, from the one source of these that its node has (LIVE-8)."""
-    if (health := getattr(agent, "health", None)) is not None:
-        return int(health.number())
-    agent.commands._observations += 1
-    return int(agent.commands._observations)
