@@ -285,8 +285,10 @@ async def test_D8_500_slow_sockets_end_at_their_clocks_and_others_are_served_mea
         for client in half:
             client.finish_sending()
 
+        over = False
+
         async def drip() -> None:
-            while True:
+            while not over:
                 for client in slow[:40]:
                     client.send_more(b"x")
                 await scene.status()  # its pace: an answer of the edge lies between two bytes
@@ -300,7 +302,8 @@ async def test_D8_500_slow_sockets_end_at_their_clocks_and_others_are_served_mea
             answer = await client.answer()
             assert (answer.status, answer.json["error"]["code"]) == (408, "timeout")
             assert await client.end() == "fin"
-        dripping.cancel()
+        over = True
+        await dripping
         for client in half:
             assert await client.end() == "fin"
         assert len(scene.provider.calls) == 20

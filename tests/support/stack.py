@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.aio import until
+from tests.support.caretaker import Caretaker
 from tests.support.http import Address, Answer, Client, post
 from tests.support.programs import Line, Program, edge_config, edge_program, node_config, node_program
 from tests.support.provider import ScriptedProvider, listening_socket
@@ -70,14 +71,17 @@ class Scene:
         return answer.json
 
     async def healthy(self) -> None:
-        """Waits, not for ever, until no provider of the scripted server is out of the choice for what an earlier scene
-        did to it: the edge asks again after a second (HEALTH-4)."""
+        """Waits until no provider of the scripted server is out of the choice for what was done to it: the edge asks
+        again after a second (HEALTH-4), and later and later if nobody is there to answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + QUIET_S
-        while loop.time() < deadline:
-            rows = [p for node in (await self.status())["nodes"] for p in node["providers"]]
-            if not any(p["lowered"] and p["id"] in self.stack.scripted for p in rows):
-                return
+        while lowered := [
+            p["id"]
+            for node in (await self.status())["nodes"]
+            for p in node["providers"]
+            if p["lowered"] and p["id"] in self.stack.scripted
+        ]:
+            assert loop.time() < deadline, f"{lowered} stay lowered"
             await asyncio.sleep(0.05)
 
     async def metrics(self) -> str:
@@ -132,7 +136,9 @@ class Scene:
 class Stack:
     """A running pair; ``http`` and ``admin`` are the edge's addresses, ``nodes`` is its node port."""
 
-    def __init__(self, edge: Program, node: Program, sock: socket.socket, scripted: frozenset[str]) -> None:
+    def __init__(
+        self, edge: Program, node: Program, sock: socket.socket, caretaker: Caretaker, scripted: frozenset[str]
+    ) -> None:
         self.scripted = scripted  # the providers that are the scripted server
         self.edge = edge
         self.node = node
@@ -140,21 +146,31 @@ class Stack:
         self.admin: Address = edge.address("admin")
         self.nodes: Address = edge.address("nodes")
         self._sock = sock
+        self._caretaker = caretaker
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
+        with self._caretaker.absent:
+            async with self._scene() as scene:
+                yield scene
+
+    @asynccontextmanager
+    async def _scene(self) -> AsyncIterator[Scene]:
         async with ScriptedProvider(self._sock) as provider:
             scene = Scene(self, provider)
-            await scene.healthy()
             try:
                 yield scene
                 await scene.close()
+            except BaseException as exc:
+                exc.add_note("the edge's last lines: " + "\n".join(map(str, self.edge.lines[-5:])))
+                raise
             finally:
                 await scene.close()
                 for connection in provider.open_connections:
                     if not connection.asks_for_health:  # those are answered first, or the next test has no provider
                         connection.transport.abort()
             await scene.in_use(0)
+            await scene.healthy()
 
 
 def run_of(answer: Answer) -> tuple[str, str]:
@@ -202,6 +218,7 @@ def running_stack(
     not started.
     """
     sock = listening_socket()
+    caretaker = Caretaker(sock)
     port = sock.getsockname()[1]
 
     def entries(rows: Providers) -> list[dict[str, Any]]:
@@ -218,8 +235,9 @@ def running_stack(
             with node_program(folder, node_file, env=environment) as running:
                 edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
                 scripted = frozenset(name for name, row in providers.items() if "base_url" not in row)
-                yield Stack(edge, running, sock, scripted)
+                yield Stack(edge, running, sock, caretaker, scripted)
     finally:
+        caretaker.close()
         sock.close()
 
 
