@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answered"]
 
+_UNSPECIFIED = EventDialect.UNSPECIFIED
 _COMMENT = b": keepalive\n\n"
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _EVENTS = b"content-type: text/event-stream\r\nx-request-id: %b\r\n"
@@ -41,7 +42,7 @@ class Answered(Dispatched, ABC):
     stream: ClientStream | None
 
     def __init__(self, dispatcher: Dispatcher, ex: Exchange, endpoint: Endpoint, permit: Permit | None) -> None:
-        super().__init__(dispatcher)
+        Dispatched.__init__(self, dispatcher)  # super() shows on the path of every request
         self._ex = ex
         self.endpoint = endpoint
         self.status = 0  # what the client was told
@@ -109,9 +110,13 @@ class Answered(Dispatched, ABC):
         """What happened, in response headers (API-5, API-9)."""
         lease, ticket = self.lease, self.ticket
         waited_ms = int(ticket.waited_s * 1000) if ticket is not None else 0
-        text = f"x-request-id: {self.request_id}\r\nx-iop-attempts: {self.attempts}\r\nx-iop-queue-ms: {waited_ms}\r\n"
-        if lease is not None:
-            text += f"x-iop-provider: {lease.provider_id}\r\n"
+        provider = f"x-iop-provider: {lease.provider_id}\r\n" if lease is not None else ""
+        text = (
+            f"x-request-id: {self.request_id}\r\n"
+            f"x-iop-attempts: {self.attempts}\r\n"
+            f"x-iop-queue-ms: {waited_ms}\r\n"
+            f"{provider}"
+        )
         if self._permit is not None:
             return text.encode() + self._permit.fields(self._dispatcher.runtime.loop.time())
         return text.encode()
@@ -121,7 +126,7 @@ class Answered(Dispatched, ABC):
     def _start_beating(self) -> None:
         """Of a streaming request: from here on its client hears something at least every ``keepalive_s``."""
         interval_s = self._dispatcher.keepalive_s
-        if interval_s and self.endpoint.dialect is not EventDialect.UNSPECIFIED:
+        if interval_s and self.endpoint.dialect is not _UNSPECIFIED:
             self._beat = self._dispatcher.wheel.arm(interval_s, self._beaten)
 
     def _stop_beating(self) -> None:

@@ -250,7 +250,10 @@ class Front:
         head = ex.head
         if access.anonymous:
             if access.local_only:
-                self._require_local(ex)
+                if b"origin" in head.fields.first:
+                    self._require_local(ex)
+                else:
+                    require_local(head.host, None)
             return ANONYMOUS
         # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
         repeated, first = head.fields.repeated, head.fields.first

@@ -56,7 +56,9 @@ def to_provider(head: RequestHead, *, encoded: bool, streaming: bool) -> bytes:
     if head.hop_by_hop is not HOP_BY_HOP:
         drop |= head.hop_by_hop
     block = filter_headers(head.fields.items, drop, _TO_PROVIDER_PREFIXES)
-    accepted = b"identity" if streaming else head.get(b"accept-encoding")
+    if streaming:
+        return block + b"accept-encoding: identity\r\n"
+    accepted = head.fields.first.get(b"accept-encoding")
     return block if accepted is None else b"%baccept-encoding: %b\r\n" % (block, accepted)
 
 

@@ -32,7 +32,6 @@ from iop.errors import (
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
-from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -46,16 +45,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientRequest", "State"]
 
-
 log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
 
 _TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
 _END = int(m.TunnelFrameKind.END)
-
+_NO_TOKENS: Tokens = (None, None, None, None)
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
-
 
 #: Failures behind which nothing was shown and another attempt may succeed, beside a stall, which has rules of its own.
 #: ``CANCELLED`` without our asking is a node that stops.
@@ -98,7 +95,7 @@ class ClientRequest(Answered):
         *,
         permit: Permit | None = None,
     ) -> None:
-        super().__init__(dispatcher, ex, endpoint, permit)
+        Answered.__init__(self, dispatcher, ex, endpoint, permit)
         self.principal = principal
         self.intake = intake
         self.group_id = ""
@@ -447,8 +444,8 @@ class ClientRequest(Answered):
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
-        # An error that came as an event stands in an answer with status 200.
-        failed = max(self.status, self._provider_status) >= 400 or (stream is not None and stream.flags_seen & ERROR)
+        in_event = stream is not None and stream.flags_seen & ERROR  # which stands in an answer with status 200
+        failed = in_event or self.status >= 400 or self._provider_status >= 400
         outcome = error.code if error is not None else "provider_error" if failed else "ok"
         accepted_at, api = self._ex.accepted_at, self.endpoint.name
         duration_s = d.runtime.loop.time() - accepted_at
@@ -457,13 +454,19 @@ class ClientRequest(Answered):
         metrics = d.metrics
         metrics.requests[api, outcome].value += 1
         metrics.duration[api].observe(duration_s)
-        metrics.queue_wait.observe(waited_s)
+        metrics.queue_wait[()].observe(waited_s)
         if self._sse and first_s:
             metrics.first_token[api].observe(first_s)
-        if usage is not None:
-            for kind, count in zip(TOKEN_KINDS, usage, strict=True):
-                if count:
-                    metrics.tokens[kind].value += count
+        tokens_in, tokens_out, reasoning, cached = usage if usage is not None else _NO_TOKENS
+        tokens = metrics.tokens
+        if tokens_in:
+            tokens["input"].value += tokens_in
+        if tokens_out:
+            tokens["output"].value += tokens_out
+        if reasoning:
+            tokens["reasoning"].value += reasoning
+        if cached:
+            tokens["cached_input"].value += cached
         # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
         record = RequestOutcome(
             time.time(),
@@ -483,8 +486,8 @@ class ClientRequest(Answered):
             int(first_s * 10_000) / 10,
             self.body_bytes,
             stream.body_bytes if stream is not None else 0,
-            (usage[0] or 0) if usage is not None else 0,
-            (usage[1] or 0) if usage is not None else 0,
+            tokens_in or 0,
+            tokens_out or 0,
         )
         d.outcome(record)
         notes = self.notes

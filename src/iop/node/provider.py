@@ -142,17 +142,21 @@ class Provider:
             raise Forbidden("the query has characters that no query has")
         _check_fields(request.header_block)
         self._check_body(request)
-        query = b"?" + request.query if request.query else b""
-        length = b"" if request.method == b"GET" else b"content-length: %d\r\n" % request.body_bytes
-        return b"%b %b%b%b HTTP/1.1\r\n%b%b%b\r\n" % (
-            request.method,
+        method, path = request.method, request.path
+        if request.query:
+            path += b"?" + request.query
+        end = b"\r\n" if method == b"GET" else b"content-length: %d\r\n\r\n" % request.body_bytes
+        parts = (
+            method,
+            b" ",
             self.origin.base_path,
-            request.path,
-            query,
+            path,
+            b" HTTP/1.1\r\n",
             self._fixed_lines,
             request.header_block,
-            length,
+            end,
         )
+        return b"".join(parts)
 
     def run_call(self, request: m.RunRequest, given: bytes) -> tuple[bytes, bytes]:
         """Head and body of the request that a normalized run is, with the provider's credential added (EXEC-1, TUN-6).

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tunnel"]
 
+_UNSPECIFIED = m.EventDialect.UNSPECIFIED
+
 
 class Tunnel(ProviderCall):
     """See the module."""
@@ -41,7 +43,7 @@ class Tunnel(ProviderCall):
     def __init__(
         self, agent: Agent, request: m.ProviderTunnelRequest, provider: Provider, slot: Slot, request_head: bytes
     ) -> None:
-        super().__init__(agent, request, provider, slot)
+        ProviderCall.__init__(self, agent, request, provider, slot)  # super() shows on the path of every request
         self._request_head = request_head
         self.stream = ProviderStream(self)
         if request.body:
@@ -53,7 +55,7 @@ class Tunnel(ProviderCall):
     # ---- the request -------------------------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        super().connected(connection)
+        ProviderCall.connected(self, connection)
         if self._request.body_follows:
             self.stream.feeds(connection.writer)
 
@@ -100,9 +102,8 @@ class Tunnel(ProviderCall):
         head, stream = self._head, self.stream
         assert head is not None
         self._let_go(sound=extra_bytes == 0 and self._unsent_bytes == 0, streamed=self._sse)
-        known = self._request.dialect is not m.EventDialect.UNSPECIFIED  # else no event is known to be the last one
-        if self._sse and head.status == 200 and known and not stream.finished:
-            self._error = ProviderTruncated()
+        if self._sse and head.status == 200 and not stream.finished and self._request.dialect is not _UNSPECIFIED:
+            self._error = ProviderTruncated()  # of other APIs no event is known to be the last one
         self._report()
 
     def on_body_error(self, error: IopError | None) -> None:

@@ -159,7 +159,7 @@ class Lane:
         entry = seat.entry
         if entry is not None and entry[1] <= resource.load:
             return
-        if not (resource.open and resource.has_free(seat.long)):
+        if not resource.open or not resource.has_free(seat.long):
             return
         heap = self._heap
         if len(heap) > 2 * len(self.seats) + 8:  # superseded entries are the majority
@@ -189,6 +189,8 @@ class Lane:
             else:
                 seat.entry = entry = (seat.priority, resource.load, resource.last_used, seat.index, seat)
                 heapreplace(heap, entry)
+                if heap[0] is entry:  # still the best, and it has a slot
+                    return seat
         return None
 
     def best_for(self, line: Line) -> Seat | None:

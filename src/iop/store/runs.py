@@ -69,7 +69,7 @@ class Run(msgspec.Struct, gc=False):
     provider: str
     target: str
     session_id: str
-    background: bool
+    background: int  # 0 or 1: a bool has to be adapted, which takes sqlite3 longer than the rest of the row
     status: Status
     started_at: float
     ended_at: float | None = None
@@ -123,7 +123,7 @@ class RunStore:
         now = time.time()
         self._last_id = row_id = max(self._last_id + 1, int(now * 1e6))
         session = session_id.decode("utf-8", "backslashreplace")[:MAX_SESSION_CHARS] if session_id else ""
-        run = Run(row_id, run_id, attempt, kind, adapter, provider, target, session, background, "running", now)
+        run = Run(row_id, run_id, attempt, kind, adapter, provider, target, session, int(background), "running", now)
         self._put(run)
         return run
 

@@ -66,23 +66,29 @@ def _check_execution(p: Any) -> None:
     _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
 
 
-def check_tunnel(r: m.ProviderTunnelRequest) -> None:
-    """On the plain value, in one expression: it runs for every request, and what is wrong is told only when it is."""
-    name = limits.MAX_NAME_CHARS
+def check_tunnel(r: m.ProviderTunnelRequest, size: int) -> None:
+    """On the plain value, in one expression: it runs for every request, and what is wrong is told only when it is.
+    ``size`` is the whole message's. If what is neither header nor body is no longer than a name may be, no name and no
+    line is."""
     if not (
         r.stream_id
-        and 0 < len(r.run_id) <= name
-        and 0 < len(r.adapter) <= name
-        and 0 < len(r.provider_id) <= name
-        and 0 < len(r.target) <= name
+        and r.run_id
+        and r.adapter
+        and r.provider_id
+        and r.target
         and r.window_bytes
+        and r.path
         and 0 < len(r.method) <= 32
-        and 0 < len(r.path) <= limits.MAX_LINE_BYTES
-        and len(r.query) <= limits.MAX_LINE_BYTES
         and len(r.header_block) <= limits.MAX_HEADER_BLOCK_BYTES
-        and not (r.body and r.body_follows)
+        and not (r.body_follows and r.body)
+        and (size - len(r.body) - len(r.header_block) <= limits.MAX_NAME_CHARS or _short_enough(r))
     ):
         raise ProtocolError("bad_message", "provider_tunnel_request: a field is missing or beyond its bound")
+
+
+def _short_enough(r: m.ProviderTunnelRequest) -> bool:
+    names = max(len(r.run_id), len(r.adapter), len(r.provider_id), len(r.target))
+    return names <= limits.MAX_NAME_CHARS and max(len(r.path), len(r.query)) <= limits.MAX_LINE_BYTES
 
 
 def _check_goodbye(p: Any) -> None:

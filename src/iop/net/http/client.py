@@ -306,10 +306,11 @@ class ProviderPool:
     def take(self) -> Connection | None:
         """A kept connection that is fit for use now, or None: then ``connect``."""
         now = self.runtime.loop.time()
-        resting = []
+        idle = self._idle
+        resting: list[Connection] = []
         found = None
-        while self._idle:
-            connection = self._idle.pop()
+        while idle:
+            connection = idle.pop()
             if connection.available_at > now:
                 resting.append(connection)
             elif connection.stale:
@@ -319,7 +320,8 @@ class ProviderPool:
                 self.stats.reused += 1
                 found = connection
                 break
-        self._idle.extend(reversed(resting))
+        if resting:
+            idle.extend(reversed(resting))
         return found
 
     def connect(self, call: Call) -> None:

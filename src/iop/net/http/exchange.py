@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iop._fast.out import Writer
-from iop.net.http.head import REASONS, RequestHead
+from iop.net.http.head import RequestHead, status_line
 
 if TYPE_CHECKING:
     from iop.net.http.server import HttpConnection
@@ -109,9 +109,8 @@ class Exchange:
             connection = b"connection: keep-alive\r\n\r\n" if self.head.http10 else b"\r\n"
         else:
             connection = b"connection: close\r\n\r\n"
-        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
         date = self._connection.server.date_line()
-        return b"".join((line, date, self.more_fields, header_block, framing, connection))
+        return b"".join((status_line(status), date, self.more_fields, header_block, framing, connection))
 
     def respond(self, status: int, header_block: bytes, body: bytes) -> None:
         """The whole response at once. A HEAD request gets the head alone."""

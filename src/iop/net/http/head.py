@@ -17,7 +17,7 @@ from iop._fast.body import FRAMING_CHUNKED, FRAMING_EOF, FRAMING_LENGTH, FRAMING
 from iop._fast.fields import Fields
 from iop.errors import HeadError, HeadTooLarge
 
-__all__ = ["HOP_BY_HOP", "REASONS", "RequestHead", "ResponseHead", "parse_request", "parse_response"]
+__all__ = ["HOP_BY_HOP", "RequestHead", "ResponseHead", "parse_request", "parse_response", "status_line"]
 
 MAX_FIELDS = 128
 MAX_TARGET_BYTES = 8192
@@ -25,6 +25,7 @@ MAX_LENGTH_DIGITS = 16
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 REASONS: dict[int, bytes] = {s.value: s.phrase.encode("ascii") for s in HTTPStatus} | {499: b"Client Closed Request"}
+_STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason) for status, reason in REASONS.items()}
 
 #: RFC 9110 section 7.6.1, with the two that old software still sends.
 HOP_BY_HOP = frozenset(
@@ -108,6 +109,11 @@ class ResponseHead:
         return self.fields.first.get(name)
 
 
+def status_line(status: int) -> bytes:
+    """The first line of an answer."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+
+
 def _length(fields: Fields) -> int:
     """The one content-length, or HeadError: repeats are refused even when equal (D1)."""
     value = fields.first[b"content-length"]
@@ -121,27 +127,23 @@ def _is_chunked(fields: Fields) -> bool:
     return b"transfer-encoding" not in fields.repeated and fields.first[b"transfer-encoding"].lower() == b"chunked"
 
 
-def _connection_tokens(fields: Fields) -> frozenset[bytes]:
-    """What Connection lists, in lower case."""
-    if b"connection" not in fields.repeated:
-        value = fields.first.get(b"connection")
-        if value is None:
-            return _NOTHING
-    else:
-        value = b",".join(value for name, value in fields.items if name == b"connection")
-    return frozenset(token.strip(b" 	") for token in value.lower().split(b","))
-
-
-_NOTHING: frozenset[bytes] = frozenset()
 _HARMLESS = frozenset({b"keep-alive", b"close", b""})
 
 
-def _end_of_hop(head: RequestHead | ResponseHead, fields: Fields, http10: bool) -> None:
+def _connection(fields: Fields) -> bytes:
+    """All that Connection lists."""
+    if b"connection" in fields.repeated:
+        return b",".join(value for name, value in fields.items if name == b"connection")
+    return fields.first.get(b"connection", b"")
+
+
+@functools.lru_cache(maxsize=64)  # nearly everybody says the same
+def _end_of_hop(connection: bytes, http10: bool) -> tuple[bool, frozenset[bytes]]:
     """What Connection says: whether the connection stays, and which fields end at this hop, the standard ones and those
     that it lists (TUN-2)."""
-    tokens = _connection_tokens(fields)
-    head.keep_alive = b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
-    head.hop_by_hop = HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
+    tokens = frozenset(token.strip(b" 	") for token in connection.lower().split(b","))
+    stays = b"close" not in tokens and (not http10 or b"keep-alive" in tokens)
+    return stays, HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
 
 
 def parse_request(head: bytes) -> RequestHead:
@@ -162,7 +164,7 @@ def parse_request(head: bytes) -> RequestHead:
         raise HeadError("the request head is malformed")
     method: bytes = parser.get_method()
     target = fields.target
-    if line != b"%b %b %b" % (method, target, version):
+    if line != b" ".join((method, target, version)):
         raise HeadError("the request line must be method, target and version with one space between them")
     if method not in METHODS:
         raise HeadError("this method is not spoken here", status=501)
@@ -174,9 +176,9 @@ def parse_request(head: bytes) -> RequestHead:
     request.method, request.target, request.fields = method, target, fields
     request.http10 = http10 = version == b"HTTP/1.0"
     _frame_request(request, fields)
-    request.host = _host(fields, http10)
-    request.path, _, request.query = _origin_form(target, request.host, method).partition(b"?")
-    _end_of_hop(request, fields, http10)
+    request.host = host = _host(fields, http10)
+    request.path, _, request.query = _origin_form(target, host, method).partition(b"?")
+    request.keep_alive, request.hop_by_hop = _end_of_hop(_connection(fields), http10)
     request.expect_continue = False
     expect = fields.first.get(b"expect")
     if expect is not None and not http10:
@@ -272,7 +274,7 @@ def parse_response(head: bytes, head_request: bool = False) -> ResponseHead:
         raise HeadError("the response status is outside 100 to 599, or switches protocols")
     response.fields = fields
     http10 = version == b"HTTP/1.0 "
-    _end_of_hop(response, fields, http10)
+    response.keep_alive, response.hop_by_hop = _end_of_hop(_connection(fields), http10)
     response.end_to_end = filter_headers(fields.items, response.hop_by_hop, ())
     plain = fields.first.get(b"content-encoding", b"identity").lower() == b"identity"
     kind = fields.first.get(b"content-type", b"") if plain else b""

@@ -28,7 +28,7 @@ from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadT
 from iop.ids import new_request_id
 from iop.net import flow
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
-from iop.net.http.head import REASONS, RequestHead, parse_request
+from iop.net.http.head import RequestHead, parse_request, status_line
 from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.net.wheel import Timer
@@ -179,14 +179,17 @@ class HttpConnection(asyncio.Protocol):
     def _consume(self, data: bytes) -> None:
         """Feeds bytes to whatever part of a request is due. What belongs to the next request waits."""
         try:
-            offset = 0
-            while offset < len(data) and self.state is not CLOSED:
-                if self.state in (IDLE, HEAD):
+            offset, size = 0, len(data)
+            while offset < size:
+                state = self.state
+                if state is IDLE or state is HEAD:
                     offset += self._feed_head(data, offset)
-                elif self.state in (BODY, DISCARD):
+                elif state is BODY or state is DISCARD:
                     offset += self._feed_body(data[offset:] if offset else data)
-                else:
+                elif state is BUSY:
                     self._wait(data[offset:])
+                    return
+                else:
                     return
         except HeadError as exc:
             self._refuse(exc)
@@ -202,32 +205,36 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead) -> None:
         server = self.server
-        exchange = Exchange(self, head, server.runtime.loop.time())
-        self._exchange = exchange
+        limits, framing, length = server.limits, head.framing, head.content_length
+        self._exchange = exchange = Exchange(self, head, server.runtime.loop.time())
         self._move(BODY)
-        self._set_deadline(server.limits.body_timeout_s)
-        self._decoder = None
+        self._set_deadline(limits.body_timeout_s)
         if server.closing:
             exchange.keep_alive = False
-        if head.framing != FRAMING_NONE:
-            if head.content_length > server.limits.max_body_bytes:
-                exchange.keep_alive = False
-            limit = server.limits.max_body_bytes if head.framing == FRAMING_CHUNKED else 0
-            self._decoder = BodyDecoder(head.framing, head.content_length, limit)
-        keep_alive = exchange.keep_alive
-        if head.expect_continue and self._decoder is not None:
-            # Answered at once, no body was asked for: the client need not send it, so nobody knows what comes next.
+        if framing == FRAMING_NONE:
+            self._decoder = None
+            server.app.head_received(exchange)
+            if not exchange.done:
+                self._complete(exchange)
+            return
+        too_large = length > limits.max_body_bytes
+        if too_large:
             exchange.keep_alive = False
+        self._decoder = BodyDecoder(framing, length, limits.max_body_bytes if framing == FRAMING_CHUNKED else 0)
+        if not head.expect_continue:
+            server.app.head_received(exchange)
+            if too_large and not exchange.done:
+                server.app_error(exchange, PayloadTooLarge())
+            return
+        # Answered at once, no body was asked for: the client need not send it, so nobody knows what comes next.
+        keep_alive, exchange.keep_alive = exchange.keep_alive, False
         server.app.head_received(exchange)
         if exchange.done:
             return
         exchange.keep_alive = keep_alive
-        if self._decoder is None:
-            self._complete(exchange)
-            return
-        if head.content_length > server.limits.max_body_bytes:
+        if too_large:
             server.app_error(exchange, PayloadTooLarge())
-        elif head.expect_continue:
+        else:
             self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _feed_body(self, data: bytes) -> int:
@@ -251,14 +258,16 @@ class HttpConnection(asyncio.Protocol):
                 self.close(reset=False)
             return used
         assert exchange is not None
-        limits, stats = self.server.limits, self.server.stats
+        server = self.server
+        stats = server.stats
         for piece in pieces:
-            if stats.buffered_body_bytes + len(piece) > limits.max_buffered_body_bytes:
-                self.server.app_error(exchange, Overloaded())
+            size = len(piece)
+            if stats.buffered_body_bytes + size > server.limits.max_buffered_body_bytes:
+                server.app_error(exchange, Overloaded())
                 return used
-            exchange.buffered_bytes += len(piece)
-            stats.buffered_body_bytes += len(piece)
-            self.server.app.body_piece(exchange, piece)
+            exchange.buffered_bytes += size
+            stats.buffered_body_bytes += size
+            server.app.body_piece(exchange, piece)
             if exchange.done:
                 return used
         if decoder.done:
@@ -450,10 +459,9 @@ class HttpServer:
         kind = "invalid_request_error" if 400 <= status < 500 else code
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = json.dumps({"error": error}, separators=(",", ":")).encode()
-        line = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Unknown"))
         fields = b"x-request-id: %b\r\ncontent-type: application/json\r\n" % new_request_id().encode()
         end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        return b"".join((line, self.date_line(), fields, extra, end, body))
+        return b"".join((status_line(status), self.date_line(), fields, extra, end, body))
 
     def _speaks_tls(self) -> bytes:
         """For a client that does not."""
