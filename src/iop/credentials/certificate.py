@@ -42,10 +42,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. Instants are seconds since 1970; ``purposes`` None: any, since none are named."""
+    """One certificate. Instants are seconds since 1970; ``purposes`` None: any, since none are named.
+    ``self_issued``: subject and issuer are the same, as in the CA where every chain has to end."""
 
     der: bytes
     serial: int
+    self_issued: bool
     not_before_at: float
     not_after_at: float
     is_ca: bool
@@ -65,10 +67,10 @@ class Certificate:
             fields.next()
         serial = int.from_bytes(fields.take(0x02), "big", signed=True)
         fields.next()  # signature algorithm
-        fields.next()  # issuer
+        issuer = fields.take(_SEQUENCE)
         validity = fields.enter(_SEQUENCE)
         not_before_at, not_after_at = validity.time(), validity.time()
-        fields.next()  # subject
+        subject = fields.take(_SEQUENCE)
         fields.next()  # public key
         found: dict[str, bytes] = {}
         while not fields.at_end:
@@ -88,6 +90,7 @@ class Certificate:
         return cls(
             der,
             serial,
+            issuer == subject,
             not_before_at,
             not_after_at,
             _is_ca(found.get("2.5.29.19")),

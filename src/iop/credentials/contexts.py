@@ -26,6 +26,7 @@ __all__ = [
     "check_certificate",
     "check_key",
     "dialling",
+    "leaf_of",
     "public_servers",
     "served",
     "trusting",
@@ -110,8 +111,9 @@ def check_key(path: Path) -> None:
 
 
 def authority_of(cert: Path) -> Certificate | None:
-    """The CA's certificate in a chain, or None if the file has none. Raises :class:`CredentialFault`."""
-    return next((one for one in _chain(cert, _read(cert)) if one.is_ca), None)
+    """The CA at the end of a chain, or None if the file does not have it: those between it and the first certificate
+    cannot be trusted by themselves, since a chain is verified to its end. Raises :class:`CredentialFault`."""
+    return next((one for one in _chain(cert, _read(cert)) if one.is_ca and one.self_issued), None)
 
 
 def leaf_of(cert: Path) -> Certificate:
@@ -199,8 +201,11 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path, text: bytes) -> None:
-    if not any(one.is_ca for one in _current(path, text)):
+    authorities = [one for one in _current(path, text) if one.is_ca]
+    if not authorities:
         raise CredentialFault(f"{path} holds no certificate of a CA")
+    if not any(one.self_issued for one in authorities):
+        raise CredentialFault(f"{path} holds only CAs that another one has signed; add that one, up to the last")
     try:
         context.load_verify_locations(cadata=text.decode("ascii", "ignore"))
     except ssl.SSLError as error:

@@ -19,7 +19,7 @@ from iop.config.fields import HostPort, digest
 from iop.config.load import load_edge, load_node
 from iop.credentials.certificate import read_pem
 from iop.credentials.token import ca_of
-from tests.support.certificates import leaf_of
+from tests.support.certificates import Certificates, leaf_of
 
 FILES = {
     "ca.pem": 0o644,
@@ -219,6 +219,7 @@ def test_a_token_s_line_names_the_edge_as_its_certificate_does(
         ("transport: {listen: '10.0.0.1:7443', allow_plaintext: true}", ["--plaintext"]),
         # A chain without a CA of its own: a public one, say. What else is wrong with the file is not looked at.
         ("http: {keys: [$]}\ntransport: {listen: '0.0.0.0:7443', tls: {cert: leaf.pem, key: k}}", ["--tls"]),
+        ("transport: {listen: '0.0.0.0:7443', tls: {cert: chain.pem, key: k}}", ["--tls"]),
     ],
 )
 def test_a_token_for_an_edge_without_a_ca_of_its_own(
@@ -228,6 +229,8 @@ def test_a_token_for_an_edge_without_a_ca_of_its_own(
     leaf = re.match(r".*?-----END CERTIFICATE-----\n", (tmp_path / "x/edge.pem").read_text(), re.DOTALL)
     assert leaf is not None
     (tmp_path / "leaf.pem").write_text(leaf[0])
+    between = leaf_of(Certificates(tmp_path / "other").odd(is_ca=True)["cert"])
+    (tmp_path / "chain.pem").write_text(leaf[0] + ssl.DER_cert_to_PEM_cert(between.der))
     (tmp_path / "edge.yaml").write_text(text)
     capsys.readouterr()
     assert call(["token", "n", "-c", str(tmp_path / "edge.yaml")]) == 0

@@ -98,6 +98,24 @@ def test_the_ca_in_a_chain(made: Certificates) -> None:
     assert authority_of(Path(made.node("n")["cert"])) is None
 
 
+@pytest.mark.req("SEC-1", "REG-1")
+def test_a_ca_that_another_one_has_signed_ends_no_chain(made: Certificates, tmp_path: Path) -> None:
+    """A public chain, say: nobody can verify anything with what is in it alone."""
+    signed = leaf_of(made.odd(is_ca=True)["cert"])
+    file = tmp_path / "chain.pem"
+    pems = [ssl.DER_cert_to_PEM_cert(one.der) for one in (leaf_of(made.edge()["cert"]), signed)]
+    file.write_text("".join(pems))
+    assert authority_of(file) is None
+    with pytest.raises(CredentialFault, match="only CAs that another one has signed"):
+        dialling(file, check_name=False)
+    with file.open("ab") as stream:
+        stream.write(Path(made.ca).read_bytes())
+    found = authority_of(file)
+    assert found is not None
+    assert found.sha256 == made.sha256
+    assert dialling(file, check_name=False).context is not None
+
+
 def test_what_a_client_checks(made: Certificates) -> None:
     by_name = dialling(None, check_name=True).context
     assert by_name is not None
