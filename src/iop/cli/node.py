@@ -61,7 +61,11 @@ def _check(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_node
 
     config = load_node(arguments.config)
-    print(f"{arguments.config}: ok; dials {config.node.edge}")
+    edge = config.node.edge
+    how = "over TLS"
+    if config.node.tls is None:
+        how = "without TLS" + ("" if edge.is_loopback else ": who sees the network sees token and prompts")
+    print(f"{arguments.config}: ok; dials {edge} {how}")
     return Exit.OK
 
 

@@ -1,7 +1,7 @@
 """The shape and the defaults of the edge's file (CONF-3). Durations end ``_ms`` or ``_sec``, sizes ``_bytes``.
 
 Sections that a later version gives meaning to are here in their outline, so that a file that uses them is refused with
-a reason (:data:`iop.config.rules.LATER`) rather than half obeyed.
+a reason (:mod:`iop.config.rules`) rather than half obeyed.
 """
 
 from __future__ import annotations
@@ -179,12 +179,6 @@ class ProviderEntry(Section):
     def effective_long_capacity(self) -> int:
         """``long_capacity``, which is ``capacity`` when absent (CONF-3)."""
         return self.capacity if self.long_capacity is None else self.long_capacity
-
-    @property
-    def effective_first_response_timeout_ms(self) -> int:
-        """``first_response_timeout_ms``, which is the stall timeout when absent; 0 means the deadline alone."""
-        first = self.first_response_timeout_ms
-        return self.response_stall_timeout_ms if first is None else first
 
 
 class NodeEntry(Section):

@@ -1,4 +1,5 @@
-"""YAML text to a plain tree and the line of every key: ``${ENV}`` filled in, duplicate keys refused (CONF-1)."""
+"""YAML text to a plain tree and the line of every key: ``${ENV}`` filled in, duplicate keys and keys without a value
+refused (CONF-1)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ Lines = dict[Path, int]
 SOURCE_BYTES = 4 << 20
 NODES = 200_000
 DEPTH = 32
+#: Below the sections, which may be named and left empty. Without it ``tls:`` with all of its lines commented out would
+#: be no TLS, and ``client_ca:`` no certificates, without a word.
+EMPTY = "nothing is written behind it; write a value, null for none, or leave it out"
 HALF = "holds half a character (a surrogate such as \\ud800 without its pair)"
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|(?P<odd>\$\{)")
@@ -87,6 +91,8 @@ class _Walk:
             for index, item in enumerate(node.value):
                 self.visit(item, (*path, index), depth + 1)
         elif isinstance(node, yaml.ScalarNode):
+            if not node.value and node.tag == "tag:yaml.org,2002:null" and len(path) > 1:
+                self.faults.append(Fault(path, EMPTY))
             if "${" in node.value and id(node) not in self._filled:
                 self._filled.add(id(node))
                 self._fill(node, path)

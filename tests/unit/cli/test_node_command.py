@@ -44,6 +44,24 @@ def test_check_accepts_the_sample(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "ok; dials 127.0.0.1:7443" in capsys.readouterr().out
 
 
+@pytest.mark.req("SEC-1")
+@pytest.mark.parametrize(
+    ("edge", "tls", "said"),
+    [
+        ("edge.example:7443", "{}", "over TLS"),
+        ("edge.example:7443", "null", "without TLS: who sees the network sees token and prompts"),
+        ("127.0.0.1:7443", "null", "without TLS"),
+    ],
+)
+def test_check_says_who_can_read_along(
+    edge: str, tls: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t").write_text("tok\n")
+    (tmp_path / "node.yaml").write_text(f"node: {{edge: '{edge}', token_file: t, tls: {tls}}}")
+    assert call(["check", "-c", str(tmp_path / "node.yaml")]) == 0
+    assert capsys.readouterr().out.endswith(f"ok; dials {edge} {said}\n")
+
+
 @pytest.mark.req("SUP-3")
 def test_serve_returns_the_exit_code_of_the_program(tmp_path: Path, started: list[tuple[NodeConfig, str]]) -> None:
     (tmp_path / "t").write_text("tok\n")

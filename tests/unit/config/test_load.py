@@ -116,10 +116,23 @@ def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
     assert parse_edge("admin: {listen: null}").admin.listen is None
 
 
+@pytest.mark.req("CONF-1", "SEC-1")
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("node:\n  edge: 10.0.0.1:7443\n  token_env: T\n  tls:\n    # ca: x\n", ":4: node.tls: nothing is written"),
+        ("node: {edge: 10.0.0.1:7443, token_env: T, tls}", "node.tls: nothing is written"),
+        ("node: {edge: 10.0.0.1:7443, token_env: T, tls: {}, allow_upstreams: }", "node.allow_upstreams: nothing is"),
+    ],
+)
+def test_a_setting_whose_value_got_lost_is_not_its_default(text: str, where: str) -> None:
+    one(node_faults(text, {"T": "t"}), where, "null for none")
+
+
 def test_absent_limits_follow_their_neighbours() -> None:
     provider = parse_edge(NODE).nodes[0].providers[0]
     assert provider.effective_long_capacity == 4
-    assert provider.effective_first_response_timeout_ms == 300_000
+    assert provider.first_response_timeout_ms is None  # the node knows what that means
 
 
 def test_configuration_cannot_be_changed() -> None:
