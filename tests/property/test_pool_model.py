@@ -138,7 +138,8 @@ class Model:
                 every.append((candidate, provider, long))
         avoided = [c for c in every if c[0].provider_id == ticket.avoid_provider_id]
         others = [c for c in every if c not in avoided]
-        free = [c for c in others if self.fits(c[1], c[2])]
+        fitting = [c for c in others if self.fits(c[1], c[2])]
+        free = [c for c in fitting if c[0].provider_id not in ticket.tried] or fitting
         if not free and ticket.allow_avoided_fallback:
             free = [c for c in avoided if self.fits(c[1], c[2])]
         return free, bool(others or (avoided and ticket.allow_avoided_fallback))
@@ -446,6 +447,7 @@ class World:
         if over:
             ticket, lease = over[pick % len(over)]
             ticket.avoid_provider_id, ticket.allow_avoided_fallback = lease.provider_id, fallback
+            ticket.tried |= {lease.provider_id}
             self.readmit(ticket, lease, ReleaseCause.TERMINAL, recovery=True)
 
     # -- nodes

@@ -324,6 +324,8 @@ class ClientRequest(Answered):
             retryable=retryable,
         )
         ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
+        if avoid is not None:
+            ticket.tried |= {avoid}
         if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
             decision = Decision.NO_CANDIDATE
         d.metrics.recovery_eligibility[self.endpoint.name, "tunnel", decision.value].value += 1

@@ -193,17 +193,27 @@ class Lane:
                     return seat
         return None
 
-    def best_for(self, line: Line) -> Seat | None:
-        """The same for the waiters of ``line``: an alternate if one has a slot, else the avoided one if allowed."""
+    def best_for(self, line: Line, tried: frozenset[str]) -> Seat | None:
+        """The same for a waiter of ``line``: whom it has not tried if one of those has a slot, else whom it has, else
+        the avoided one if allowed."""
         seat = self.best()
-        if seat is None or line.avoid is None or seat.resource.provider_id != line.avoid:
+        if seat is None or (line.avoid is None and not tried):
             return seat
-        hidden = heappop(self._heap)
-        other = self.best()
-        heappush(self._heap, hidden)
-        if other is None and line.fallback:
-            return seat
-        return other
+        hidden: list[Entry] = []
+        again = avoided = None
+        while seat is not None:
+            provider_id = seat.resource.provider_id
+            if provider_id == line.avoid:
+                avoided = seat if line.fallback else None
+            elif provider_id not in tried:
+                break
+            elif again is None:
+                again = seat
+            hidden.append(heappop(self._heap))
+            seat = self.best()
+        for entry in hidden:
+            heappush(self._heap, entry)
+        return seat or again or avoided
 
     def validate(self) -> None:
         """Assert the lane's books, the invariant of the lazy heap, and that nobody waits who could be served."""

@@ -88,9 +88,13 @@ class Lease:
         return f"<Lease {self.lease_id} {self.node_id}/{self.provider_id} gen {self.generation} for {self.request_id}>"
 
 
+_NOBODY: frozenset[str] = frozenset()
+
+
 class Ticket:
-    """One request in the pool. Its owner makes it, submits it once, and may set the two avoidance fields while the
-    ticket is not waiting (POOL-11). All else is written by the pool and may be read.
+    """One request in the pool. Its owner makes it, submits it once, and may set the avoidance fields while the ticket
+    is not waiting (POOL-11): ``avoid_provider_id`` is no candidate, or with ``allow_avoided_fallback`` the last one;
+    whoever is in ``tried`` comes behind all others. All else is written by the pool and may be read.
 
     ``group_id`` may be an alias. ``owner`` is handed back untouched with every action. ``waited_s`` is the time spent
     waiting so far, over all admissions.
@@ -109,6 +113,7 @@ class Ticket:
         "principal",
         "request_id",
         "since_at",
+        "tried",
         "waited_s",
     )
 
@@ -130,6 +135,7 @@ class Ticket:
         self.owner = owner
         self.avoid_provider_id = avoid_provider_id
         self.allow_avoided_fallback = allow_avoided_fallback
+        self.tried: frozenset[str] = _NOBODY
         self.place = 0  # order of first submission over the whole pool; 0 = never submitted
         self.lease: Lease | None = None
         self.line: Line | None = None

@@ -301,7 +301,7 @@ class Pool:
             seat = lane.best()
         else:
             line = lane.line_for(ticket)
-            seat = lane.best_for(line)
+            seat = lane.best_for(line, ticket.tried)
         if seat is None and (error := self.queue.objection(ticket, line)) is not None:
             raise self._counted(error)
         self._places = ticket.place = self._places + 1
@@ -538,7 +538,7 @@ class Pool:
         heapify(heads)
         while heads:
             line = heads[0][1]
-            seat = line.lane.best_for(line)
+            seat = line.lane.best_for(line, line.queue[0][1].tried)
             if seat is None:
                 heappop(heads)
                 continue

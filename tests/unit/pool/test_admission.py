@@ -290,6 +290,25 @@ def test_avoidance_holds_at_every_later_admission_and_ends_when_no_alternate_is_
     w.pool.validate()
 
 
+@pytest.mark.req("POOL-11")
+def test_those_that_were_tried_come_behind_all_others() -> None:
+    first, second, third = provider("first"), provider("second"), provider("third")
+    w = PoolWorld([first, second, third], [group("g", first, second, third, priorities=[0, 1, 2])])
+    ticket = w.ticket()
+    lease = w.pool.submit(ticket, w.now)
+    assert lease is not None
+    chosen = [lease.provider_id]
+    for avoided in ("first", "second", "third"):
+        ticket.avoid_provider_id = avoided
+        ticket.tried |= {avoided}
+        (action,) = w.pool.readmit(ticket, lease, w.now, cause=ReleaseCause.TERMINAL, recovery=True)
+        assert isinstance(action, Granted)
+        lease = action.lease
+        chosen.append(lease.provider_id)
+    assert chosen == ["first", "second", "third", "first"], "without anybody new the better one of the others"
+    w.pool.validate()
+
+
 @pytest.mark.req("POOL-3")
 def test_ready_gives_each_waiter_its_own_best_choice() -> None:
     first, second = provider("first", "n1"), provider("second", "n1")
