@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import async_test
-from tests.support.http import Broken, chat, post
+from iop.edge.recovery import Limits
+from iop.errors import IopError, RequestCancelled, ShuttingDown
+from iop.wire import messages as m
+from tests.integration.test_provider_health import Scene as TwoNodes
+from tests.integration.test_provider_health import scene as two_nodes
+from tests.support.aio import async_test, until
+from tests.support.http import Broken, Client, chat, post
 from tests.support.programs import node_config, node_program
 from tests.support.provider import DONE, SSE_HEADERS, Call, chat_delta, chat_event, event
 from tests.support.stack import TOKEN_ENV, Scene, Stack, running_stack
@@ -310,3 +315,40 @@ async def test_a_request_whose_node_is_lost_goes_to_another_node(tmp_path_factor
                 call.stream(*GOOD)
                 answer = await client.answer()
                 assert (answer.status, answer.body) == (200, b"".join(GOOD))
+
+
+async def _second_attempt(at: TwoNodes) -> tuple[Client, m.ProviderTunnelRequest]:
+    """A client whose request has failed at n1 and is with n2 now, for the last time."""
+    at.edge.dispatcher.recovery = Limits(max_attempts=1)
+    client = await at.ask("both")
+    at.end(at.one, await at.request(at.one), code=m.ErrorCode.PROVIDER_UNREACHABLE)
+    return client, await at.request(at.two)
+
+
+def _results(at: TwoNodes) -> dict[str, int]:
+    return {result: int(count) for (_, result), count in at.edge.metrics.recovery_results.read()}
+
+
+@pytest.mark.req("API-8", "REG-5", "OBS-1b")
+@async_test()
+async def test_a_node_that_is_lost_in_the_last_attempt_does_not_hide_how_the_first_one_failed() -> None:
+    async with two_nodes() as at:
+        client, _ = await _second_attempt(at)
+        await at.two.close()
+        answer = await client.answer()
+        assert (answer.status, answer.json["error"]["code"]) == (502, "provider_unreachable")
+        assert _results(at) == {"failed": 1}
+
+
+@pytest.mark.req("OBS-1b")
+@pytest.mark.parametrize(("why", "result"), [(ShuttingDown, "failed"), (RequestCancelled, "cancelled")])
+@async_test()
+async def test_what_is_sent_again_and_given_up_by_the_edge_is_counted_too(why: type[IopError], result: str) -> None:
+    async with two_nodes() as at:
+        client, sent = await _second_attempt(at)
+        (request,) = at.edge.dispatcher.live
+        request.stop(why())
+        assert (await client.answer()).status == why.status
+        at.end(at.two, sent)
+        await until(lambda: not at.edge.dispatcher.live)
+        assert _results(at) == {result: 1}

@@ -45,8 +45,6 @@ class State(StrEnum):
 
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
 NEW, WAITING, SENT, OPEN, CANCELLING, DONE = State
-_TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
-_END = int(m.TunnelFrameKind.END)
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     NEW: frozenset({WAITING, SENT, DONE}),
@@ -81,6 +79,7 @@ class Dispatched(ABC):
     __slots__ = (
         "_dispatcher",
         "_leased",
+        "_lost_once",
         "_refusals",
         "_session",
         "_timer",
@@ -109,6 +108,7 @@ class Dispatched(ABC):
         self._session: EdgeSession | None = None
         self._timer: Any = None
         self._refusals = 0
+        self._lost_once = False
         self.sent_at = 0.0  # the last attempt
         self.released: ReleaseCause | None = None  # how the last lease ended, once all is over
         self.notes: list[Note] | None = None  # for the trace
@@ -181,13 +181,13 @@ class Dispatched(ABC):
         self._note_failure(error.code)
         if self._lost(error):
             return
-        if self.state in (SENT, OPEN):
-            self._fail(error)
         self._drop_stream()  # not before: an open stream still takes the error event
         self._end()
 
     def _lost(self, error: IopError) -> bool:
-        """Whether a request whose node is gone is on its way again."""
+        """The node is gone. True if the request is on its way again; else whoever asked has been told."""
+        if self.state in (SENT, OPEN):
+            self._fail(error)
         return False
 
     def _readmit(
@@ -220,6 +220,19 @@ class Dispatched(ABC):
             self._again(ReleaseCause.STALE_GRANT)
             return True
         return False
+
+    def _kept_too_long(self, failure: m.ExecutionFailure) -> bool:
+        """Whether it was a kept connection that the provider had given up: nothing was answered, and that says nothing
+        of the provider. True once (TUN-5)."""
+        if (
+            self._lost_once
+            or failure.code is not m.ErrorCode.PROVIDER_CONNECTION_LOST
+            or not failure.connection_reused
+            or failure.response_started
+        ):
+            return False
+        self._lost_once = True
+        return True
 
     def _again(self, cause: ReleaseCause, *, held: int | None = None) -> None:
         self._drop_stream()

@@ -53,13 +53,12 @@ class OwnAnswer:
 class Recovery:
     """What a request remembers of its failed attempts: made at the first of them. ``error`` is that one's."""
 
-    __slots__ = ("answer", "deciding", "error", "readmissions")
+    __slots__ = ("answer", "error", "readmissions")
 
     def __init__(self, error: IopError) -> None:
         self.error = error
         self.answer: OwnAnswer | None = None  # of the provider that was asked last, if it answered
         self.readmissions = 0
-        self.deciding = False  # a readmission is under way whose outcome the decision is waiting for
 
 
 def decide(

@@ -29,6 +29,7 @@ from iop.errors import (
     IopError,
     ProviderProtocolError,
     ProviderTruncated,
+    RequestCancelled,
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
@@ -74,7 +75,6 @@ class ClientRequest(Answered):
         "_block",
         "_commit_bytes",
         "_first_at",
-        "_lost_once",
         "_provider",
         "_provider_status",
         "_recovery",
@@ -100,7 +100,6 @@ class ClientRequest(Answered):
         self.intake = intake
         self.group_id = ""
         self.body_bytes = 0
-        self._lost_once = False
         self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
         self._block = b""  # field lines of an answer that is held
@@ -191,13 +190,11 @@ class ClientRequest(Answered):
             self._sse, total, block = read_answer(header_block)
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
-            self._answer(ProviderProtocolError())
+            self._give_up(ProviderProtocolError())
             return None
         if self._permit is not None:
             block = self._permit.without_rates(block)
-        held = self._sse and status == 200
         self._block = block
-        held = held or status in RETRIED_STATUSES
         if self.body_bytes > self._dispatcher.recovery.max_body_bytes:
             self.intake.release()  # it has arrived, and is too large to be sent again
         if self._told:
@@ -206,7 +203,8 @@ class ClientRequest(Answered):
         mode, framing = frame_answer(ex.head, status, -1 if self._sse else total)
         if mode == RAW:
             ex.keep_alive = False
-        stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, held)
+        gated = (self._sse and status == 200) or status in RETRIED_STATUSES
+        stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, gated)
         return None
 
     def _go_on(self, stream: ClientStream, status: int) -> None:
@@ -231,8 +229,6 @@ class ClientRequest(Answered):
         self._move(OPEN)
         self.status = self._provider_status
         self._commit_bytes = stream.body_bytes
-        if self._recovery is not None:
-            self._dispatcher.metrics.recovery_results[self.endpoint.name, "recovered"].value += 1
         self._first_at = self._dispatcher.runtime.loop.time()
         self.intake.release()
         self._ex.release_body()
@@ -274,28 +270,17 @@ class ClientRequest(Answered):
                 fallback = handoff is not None and handoff.health is m.ProviderHealth.AVAILABLE
                 retryable = handoff is not None and failure.retryable
                 again = self._recover(error, retryable=retryable, avoid=lease.provider_id, fallback=fallback)
+            elif code in _RETRIED:
+                avoid = None if self._kept_too_long(failure) else lease.provider_id
+                again = self._recover(error, avoid=avoid, lingering=lingering)
             else:
-                again = code in _RETRIED and self._recover(error, avoid=self._avoided(failure), lingering=lingering)
+                again = False
             if again:
                 return
             self._give_up(error)
         elif self.state is OPEN:
             self._fail(error_of(failure, lease.provider_id))
         self._end(_CANCEL_CONFIRMED if self.state is CANCELLING else _TERMINAL, lingering=lingering)
-
-    def _avoided(self, failure: m.ExecutionFailure) -> str | None:
-        """Whom another attempt avoids: who failed; but for a kept connection that the provider had given up, which says
-        nothing of the provider, once (TUN-5)."""
-        assert self.lease is not None
-        if (
-            failure.code is m.ErrorCode.PROVIDER_CONNECTION_LOST
-            and failure.connection_reused
-            and not failure.response_started
-            and not self._lost_once
-        ):
-            self._lost_once = True
-            return None
-        return self.lease.provider_id
 
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
 
@@ -371,10 +356,7 @@ class ClientRequest(Answered):
         recovery = self._recovery
         if recovery is None:
             self._answer(error)
-            return
-        if recovery.readmissions:
-            self._dispatcher.metrics.recovery_results[self.endpoint.name, "failed"].value += 1
-        if recovery.answer is not None:
+        elif recovery.answer is not None:
             self._answer_own(recovery.answer)
         else:
             self._answer(recovery.error)
@@ -386,8 +368,12 @@ class ClientRequest(Answered):
         self._end()
 
     def _lost(self, error: IopError) -> bool:
-        """The node is gone, and with it a request that has shown nothing yet."""
-        return self.state is SENT and self._recover(error, avoid=None)
+        if self.state is not SENT:
+            return super()._lost(error)
+        if self._recover(error, avoid=None):
+            return True
+        self._give_up(error)
+        return False
 
     def _stores_by_default(self) -> bool:
         provider = self._provider
@@ -413,8 +399,6 @@ class ClientRequest(Answered):
             return
         self.error = self.error or _GONE.get(reason, ClientGone)()
         self.status = self.status or 499
-        if self._recovery is not None and self._recovery.readmissions and self.state in (WAITING, SENT):
-            self._dispatcher.metrics.recovery_results[self.endpoint.name, "cancelled"].value += 1
         wire_reason = m.CancelReason.CLIENT_IDLE if reason == "client_idle" else m.CancelReason.CLIENT_GONE
         self._abandon(wire_reason)
 
@@ -441,8 +425,16 @@ class ClientRequest(Answered):
         self._stop_beating()
         if self._permit is not None:
             self._permit.end(self._dispatcher.runtime.loop.time(), self._usage)
+        if self._recovery is not None and self._recovery.readmissions:
+            self._count_recovery()
         self._log()
         self._ex.context = None  # it refers to us, and we to it: nothing is left for the collector to find
+
+    def _count_recovery(self) -> None:
+        """What became of a request that was sent again. Every end passes here, a deadline and a shutdown too."""
+        cancelled = isinstance(self.error, ClientGone | ClientIdle | RequestCancelled)
+        result = "recovered" if self._first_at else "cancelled" if cancelled else "failed"
+        self._dispatcher.metrics.recovery_results[self.endpoint.name, result].value += 1
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream

@@ -119,7 +119,7 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
 class EdgeRun(Dispatched):
     """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_ended", "_error", "_listener", "_lost_once", "_node_id", "_provider_id", "_started", "_usage",
+    __slots__ = ("_ended", "_error", "_listener", "_node_id", "_provider_id", "_started", "_usage",
                  "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
 
     stream: RunSink | None
@@ -132,7 +132,6 @@ class EdgeRun(Dispatched):
         self.accepted_at = d.wheel.now
         self.body_bytes_out = 0
         self._started = False  # the node's start event was passed on
-        self._lost_once = False
         self._ended = False  # the listener has heard the end
         self._error: IopError | None = None
         self._usage: tuple[int | None, ...] | None = None
@@ -269,15 +268,7 @@ class EdgeRun(Dispatched):
         if self.state is SENT and self._leased and not self._started:
             if self._turned_away(failure):
                 return None
-            if (
-                failure.code is m.ErrorCode.PROVIDER_CONNECTION_LOST
-                and failure.connection_reused
-                and not failure.response_started
-                and not self._lost_once
-                and self.spec.replayable
-            ):
-                # A kept connection that the provider had given up: nothing was answered, once more (TUN-5).
-                self._lost_once = True
+            if self.spec.replayable and self._kept_too_long(failure):
                 return self._again(ReleaseCause.TERMINAL)
         self._fail(_error(failure, self._provider_id))
         full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
