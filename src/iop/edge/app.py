@@ -118,7 +118,7 @@ class Edge:
         self._hurry = asyncio.Event()
         self.revision = 1  # of the configuration; counts up with each change, from the start of the program
         self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take)
-        self.discovery = Discovery(runtime, lambda: self.prepare(self.file, self.keychain.found), self.take)
+        self.discovery = Discovery(runtime, self._prepare_found, self._take_found)
         self.discovery.configure(file)
         self.keychain = Keychain(runtime, config.http, self._let_in)
         told = plan.payloads(config, self.revision, asks=asks(file))
@@ -207,7 +207,7 @@ class Edge:
         principal, its place in the queue, its lease, its provider's clocks) stays as it is.
         """
         if prepared.running is not self.config:
-            prepared = self.prepare(prepared.file)  # it was made for another one
+            prepared = self.prepare(prepared.file, prepared.keys)  # it was made for another one
         self.file = prepared.file
         self.discovery.configure(self.file)
         change = prepared.change
@@ -219,6 +219,14 @@ class Edge:
             return Reloaded(self.revision, change, self.nodes.refresh())  # nodes that refused are asked again
         self.config, self.revision = change.config, prepared.revision
         return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool, prepared.known))
+
+    def _prepare_found(self) -> Prepared:
+        """What nodes have found, worked into the file that counts."""
+        return self.prepare(self.file, self.keychain.found)
+
+    def _take_found(self, prepared: Prepared) -> Reloaded:
+        """A reload may have brought another file while the old one was worked on, and that must not come back."""
+        return self.take(prepared if prepared.file is self.file else self._prepare_found())
 
     def _let_in(self) -> None:
         """The keys file has changed."""

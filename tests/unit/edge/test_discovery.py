@@ -14,12 +14,14 @@ from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
 from iop.edge import discovery as discovery_module
+from iop.edge.app import Edge
 from iop.edge.discovery import Discovery
 from iop.edge.reload import Prepared, Reloaded
 from iop.errors import ConfigError
 from iop.net.loop import Runtime
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
+from tests.support.edge import Kept
 
 NODE = "nodes: [{{id: n{n}, token_sha256: '{n}{zeros}', providers: auto}}, {{id: x, token_sha256: 'a{zeros}'}}]\n"
 FILE = parse_edge(NODE.format(n=1, zeros="0" * 63) + "models: auto\n")
@@ -104,6 +106,60 @@ async def test_a_configuration_that_cannot_be_taken_over_does_not_end_the_work()
         await desk.work(1)
         desk.discovery.reported("n1", listing("b"))
         await desk.work(2)
+
+
+def refuse_to_read(http: object) -> Found:
+    raise AssertionError("the keys file is read on the loop")
+
+
+@pytest.mark.req("CONF-2")
+@async_test()
+async def test_what_was_prepared_for_an_older_configuration_is_made_anew_of_what_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    edge = Edge(FILE, runtime, Kept())
+    try:
+        prepared = edge.prepare(parse_edge("queue: {timeout_ms: 7000}"))
+        edge.reload(parse_edge("queue: {timeout_ms: 8000}"))
+        monkeypatch.setattr(edge.keychain, "prepare", refuse_to_read)
+        assert edge.take(prepared).revision == 3
+        assert edge.config.queue.timeout_ms == 7000
+    finally:
+        edge.close()
+        runtime.close()
+
+
+@pytest.mark.req("CONF-2")
+@async_test()
+async def test_a_file_that_is_read_while_a_report_is_worked_out_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    runtime.start()
+    edge = Edge(FILE, runtime, Kept())
+    prepare, worked, go = edge.prepare, threading.Event(), threading.Event()
+
+    def slowly() -> Prepared:
+        prepared = prepare(edge.file, edge.keychain.found)
+        worked.set()
+        assert go.wait(10)
+        return prepared
+
+    monkeypatch.setattr(edge.discovery, "_prepare", slowly)
+    try:
+        edge.discovery.reported("n1", listing("a"))
+        await until(worked.is_set, what="the report is worked out")
+        newer = parse_edge(NODE.format(n=1, zeros="0" * 63) + "models: auto\nqueue: {timeout_ms: 7000}\n")
+        edge.reload(newer)
+        go.set()
+        await until(lambda: not edge.discovery._working, what="the report counts")
+        assert edge.file is newer
+        assert edge.config.queue.timeout_ms == 7000
+        assert [model.id for model in edge.config.models] == ["a"]
+    finally:
+        go.set()
+        edge.close()
+        runtime.close()
 
 
 @pytest.mark.req("CONF-1", "SEC-4")
