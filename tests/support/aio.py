@@ -57,11 +57,15 @@ def run(body: Coroutine[Any, Any, T], *, timeout_s: float = TIMEOUT_S, leaks: bo
 
     _first_loop()
     before = Leftovers.now()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = runner.run(bounded())
-    if leaks:
-        gc.collect()  # sockets in reference cycles close here, with the ResourceWarning that fails the test
-        before.assert_nothing_new()
+    gc.freeze()  # what there is by now is not walked below: late in a session that takes longer than most tests
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(bounded())
+        if leaks:
+            gc.collect()  # sockets in reference cycles close here, with the ResourceWarning that fails the test
+            before.assert_nothing_new()
+    finally:
+        gc.unfreeze()
     return result
 
 
