@@ -12,7 +12,8 @@ exit codes:
   1  a port is taken, no edge answers, a run did not complete, or a fault of ours
   2  bad usage or configuration
   3  a credential, an identity or the protocol version was refused
-  4  reconnect.max_attempts are used up"""
+  4  reconnect.max_attempts are used up
+  130  Ctrl-C before a command was done"""
 
 #: By program and command: a line to type, and what it does.
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -48,6 +48,10 @@ class Exit(IntEnum):
     EXHAUSTED = 4  # reconnect.max_attempts are used up
 
 
+#: Ctrl-C at a command that was to come to an end by itself, as shells have it: what follows behind && is not done.
+INTERRUPTED = 130
+
+
 class Usage(Exception):
     """A command cannot do what it was asked to; the text says what to do instead."""
 
@@ -93,7 +97,7 @@ def main_of(parser: Parser, argv: Sequence[str] | None) -> int:
         _say(f"{parser.prog}: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         return Exit.FAILURE
     except KeyboardInterrupt:
-        return Exit.OK
+        return INTERRUPTED
 
 
 def _say(line: str) -> None:

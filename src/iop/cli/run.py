@@ -21,14 +21,13 @@ __all__ = ["run"]
 
 PROMPT_BYTES = 3 << 20  # the edge takes 4 MiB, and line ends take two bytes in JSON
 ERROR_BYTES = 1 << 20
-INTERRUPTED = 130
 
 
 def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bool) -> int:
     """Asks for the run, prints what it says, and returns the exit code: 0 for a complete one, 1 for any other end.
 
     ``asked`` is the body of ``POST /admin/runs``. Raises ConnectionError if nobody answers, :class:`Usage` if whoever
-    does is no edge. Leaving in the middle (Ctrl-C) cancels the run.
+    does is no edge. Who leaves in the middle (Ctrl-C) cancels it.
     """
     request = urllib.request.Request(
         f"http://{admin}/admin/runs",
@@ -47,8 +46,6 @@ def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bo
     except urllib.error.HTTPError as error:
         with error:
             return _refused(error.read(ERROR_BYTES), error.code)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         raise  # the reader of our output has left
     except (OSError, HTTPException) as error:

@@ -27,6 +27,15 @@ def show(admin: HostPort, *, as_json: bool, every_s: float | None) -> int:
     behind it, and as JSON a line. A look at which no edge answers says so on one line, in the watch: the edge may be
     about to restart. Without the watch that is a ConnectionError; :class:`Usage` if it is no edge that answers.
     """
+    try:
+        return _show(admin, as_json, every_s)
+    except KeyboardInterrupt:
+        if every_s is None:
+            raise
+        return Exit.OK  # how a watch ends
+
+
+def _show(admin: HostPort, as_json: bool, every_s: float | None) -> int:
     while True:
         try:
             lines = _look(admin, as_json, every_s is not None)

@@ -89,6 +89,21 @@ def test_reload_of_an_edge_that_leaves_or_is_not_there(
     assert "no edge answers on" in capsys.readouterr().err
 
 
+# ---- drain --wait ----------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_for_a_drain_that_is_broken_off_is_no_success(
+    admin: tuple[type[Admin], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``drain --wait gpu-1 && reboot`` must not go on after Ctrl-C."""
+    answer = {"kind": "node", "name": "gpu-1", "in_use": 1, "providers": []}
+    admin[0].body = json.dumps(answer).encode()
+    Watch(monkeypatch, lambda: None)
+    assert call(["drain", "--wait", "gpu-1", "--admin", admin[1]]) == 130
+    assert len(admin[0].asked) == 2
+    assert capsys.readouterr().out == ""
+
+
 # ---- status --watch --------------------------------------------------------------------------------------------------
 
 
