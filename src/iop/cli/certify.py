@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from iop.cli.program import Exit, Usage
 from iop.cli.reach import hosts_option
+from iop.config.replace import replace_file
 from iop.credentials.certificate import BadCertificate, Identity, read_pem
 
 if TYPE_CHECKING:
@@ -113,28 +114,17 @@ def _renewed(folder: Path, hosts: list[str]) -> Iterator[tuple[str, Identity, Se
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """In one step, so that whoever reads it gets the old one or the new one, whole. Owner and mode of an old one stay,
-    since the edge may run as somebody else."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
+    """Owner and mode of an old file stay, since the edge may run as somebody else. Raises :class:`Usage` where they
+    cannot."""
     old = path.stat() if path.exists() else None
-    if old is not None:
-        mode = stat.S_IMODE(old.st_mode)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(descriptor)
-            if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-                os.chown(descriptor, old.st_uid, old.st_gid)
-            os.chmod(descriptor, mode)  # whatever the umask has taken
-        os.replace(fresh, path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    inside = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(inside)  # that the new name is there after a power cut, before the next file is touched
-    finally:
-        os.close(inside)
+
+    def give(descriptor: int) -> None:
+        mine = os.fstat(descriptor)
+        if old is not None and (old.st_uid, old.st_gid) != (mine.st_uid, mine.st_gid):
+            try:
+                os.fchown(descriptor, old.st_uid, old.st_gid)
+            except PermissionError:
+                raise Usage(f"{path} is somebody else's, who could not read a new one; run this as root") from None
+        os.fchmod(descriptor, mode if old is None else stat.S_IMODE(old.st_mode))  # whatever the umask has taken
+
+    replace_file(path, data, give)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from iop.config.edge import ApiKey, HttpSection
 from iop.config.keys import MAX_KEYS, KeyRecord, KeysDocument
 from iop.config.load import field_faults, render
+from iop.config.replace import replace_file
 from iop.errors import ConfigError
 
 __all__ = [
@@ -206,7 +207,7 @@ def change_keys(
         kept = _pruned(after)
         if len(kept) > MAX_KEYS:
             raise ConfigError([f"{path}: a keys file has at most {MAX_KEYS} keys; revoke some"])
-        _replace(path, _render(kept), beside)
+        replace_file(path, _render(kept), lambda descriptor: _give(descriptor, path, beside))
         return kept
 
 
@@ -243,30 +244,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, data: bytes, beside: Path | None) -> None:
-    """Writes a new file and renames it over the old one; whoever opens the name gets either, whole. Under the lock, so
-    what is there by the new one's name is of a command that was killed."""
-    name = path.with_name(f".{path.name}.new")
-    name.unlink(missing_ok=True)
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            _give(stream.fileno(), path, beside)
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            name.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _give(descriptor: int, path: Path, beside: Path | None) -> None:

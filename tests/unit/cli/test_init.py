@@ -15,8 +15,10 @@ import pytest
 
 from iop.cli import certify, reach
 from iop.cli.edge import main
+from iop.cli.program import Usage
 from iop.config.fields import HostPort, digest
 from iop.config.load import load_edge, load_node
+from iop.config.replace import replace_file
 from iop.credentials.certificate import read_pem
 from iop.credentials.token import ca_of
 from tests.support.certificates import Certificates, leaf_of
@@ -403,3 +405,41 @@ def test_a_file_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.Mon
         certify._replace(file, b"new", 0o600)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     assert file.read_text() == "old"
+
+
+def test_a_file_that_is_a_link_or_somebody_else_s_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link = tmp_path / "f", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    certify._replace(link, b"new", 0o600)
+    assert link.is_symlink()
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("new", 0o640)
+
+    def somebody(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        seen = os.stat(path, follow_symlinks=follow_symlinks)
+        return os.stat_result((*seen[:4], seen.st_uid + 1, *seen[5:]))
+
+    def refused(descriptor: int, owner: int, group: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "stat", somebody)
+    monkeypatch.setattr(os, "fchown", refused)
+    with pytest.raises(Usage, match=r"link is somebody else's.*as root"):
+        certify._replace(link, b"newer", 0o600)
+    monkeypatch.undo()
+    assert file.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "link"]
+
+
+def test_nobody_reads_a_new_file_before_it_is_given_to_them(tmp_path: Path) -> None:
+    seen = []
+
+    def give(descriptor: int) -> None:
+        now = os.fstat(descriptor)
+        seen.append((stat.S_IMODE(now.st_mode), now.st_size))
+        os.fchmod(descriptor, 0o644)
+
+    replace_file(tmp_path / "f", b"secret", give)
+    assert seen == [(0o600, 0)]
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
