@@ -12,10 +12,10 @@ from typing import Any
 
 from iop.cli.program import Usage
 from iop.config.fields import HostPort
+from iop.config.rules import ADMIN_LISTEN
 
 __all__ = ["admin_of", "ask", "of_running_edge", "printable"]
 
-DEFAULT_ADMIN = "127.0.0.1:9090"
 ANSWER_BYTES = 64 << 20
 TIMEOUT_S = 10.0
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 def of_running_edge(parser: argparse.ArgumentParser) -> None:
     """Adds ``--admin`` and ``-c``; the command calls :func:`admin_of`."""
     parser.add_argument(
-        "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {DEFAULT_ADMIN})"
+        "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {ADMIN_LISTEN})"
     )
     parser.add_argument("-c", "--config", metavar="FILE", type=Path, help="the edge's file, to find its admin address")
 
@@ -36,7 +36,7 @@ def admin_of(arguments: argparse.Namespace) -> HostPort:
         except ValueError as error:
             raise Usage(f"--admin: {error}") from None
     if arguments.config is None:
-        return HostPort.parse(DEFAULT_ADMIN)
+        return HostPort.parse(ADMIN_LISTEN)
     from iop.config.load import admin_address
 
     listen = admin_address(arguments.config)

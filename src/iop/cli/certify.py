@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iop.cli.program import Exit, Usage
-from iop.cli.reach import hosts_option
+from iop.cli.reach import hosts_option, node_id
 from iop.config.replace import replace_file
 from iop.credentials.certificate import BadCertificate, Identity, read_pem
 
@@ -36,7 +35,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         "there stays. `iop-edge reload` then takes over the edge's, and a node takes its own when it is started again.",
     )
     certify.add_argument("dir", metavar="DIR", type=Path, help="the folder with ca.pem and ca-key.pem")
-    certify.add_argument("node", metavar="NODE", nargs="*", help="ids of nodes, as in edge.yaml")
+    certify.add_argument("node", metavar="NODE", type=node_id, nargs="*", help="ids of nodes, as in edge.yaml")
     hosts_option(certify)
     certify.add_argument(
         "--new-keys",
@@ -52,9 +51,6 @@ def _certify(arguments: argparse.Namespace) -> int:
     authority = _authority(folder)
     if arguments.node and arguments.host:
         raise Usage("--host is for the edge's certificate, which is renewed when no node is named")
-    for node in arguments.node:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", node):
-            raise Usage("NODE: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     wanted: list[tuple[str, Identity, Sequence[str]]] = [
         (name, Identity("", "node", name), ()) for name in arguments.node
     ]

@@ -1,4 +1,5 @@
-"""By which name or address other machines reach this one, for the lines that a command prints."""
+"""Nodes and the edge, as commands name them: by which name or address other machines reach this one, and what an id
+is."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import re
 import socket
 from collections.abc import Sequence
 
-from iop.config.fields import HostPort
+from iop.config.fields import IDENT_FORM, HostPort, is_ident
 
-__all__ = ["certified", "hosts_option", "named", "own_names"]
+__all__ = ["certified", "hosts_option", "named", "node_id", "own_names"]
 
 # Addresses of documentation: a UDP socket that is connected sends nothing, and tells which way it would go.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -27,6 +28,13 @@ def hosts_option(parser: argparse.ArgumentParser) -> None:
         type=_host,
         help="a name or address by which nodes reach this machine; give it again for more (default: found by itself)",
     )
+
+
+def node_id(text: str) -> str:
+    """For argparse: what can be the id of a node."""
+    if not is_ident(text):
+        raise argparse.ArgumentTypeError(IDENT_FORM)
+    return text
 
 
 def own_names() -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
 from iop.cli.program import Exit, Usage, config_file
-from iop.cli.reach import certified, hosts_option, named
+from iop.cli.reach import certified, hosts_option, named, node_id
 
 __all__ = ["add"]
 
@@ -21,7 +20,9 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
         description="Makes a token and prints it this once, with the line for edge.yaml and the line to paste on the "
         "node's machine. Changes nothing: the edge knows the token when its file does and it was reloaded.",
     )
-    token.add_argument("node", metavar="NODE", help="the node's id in edge.yaml, there already or not yet")
+    token.add_argument(
+        "node", metavar="NODE", type=node_id, help="the node's id in edge.yaml, there already or not yet"
+    )
     config_file(token)
     hosts_option(token)
     token.set_defaults(run=_token)
@@ -34,8 +35,6 @@ def _token(arguments: argparse.Namespace) -> int:
 
     node: str = arguments.node
     file: Path = arguments.config
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", node):
-        raise Usage("NODE: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     listen, cert, nodes = node_port(file)
     try:
         authority = authority_of(cert) if cert is not None else None

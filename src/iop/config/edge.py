@@ -34,6 +34,7 @@ from iop.config.fields import (
     secret_from,
 )
 from iop.config.keys import KeyRules
+from iop.config.rules import ADMIN_LISTEN, BODY_BYTES, BUFFERED_BODY_BYTES, HTTP_LISTEN, TRANSPORT_LISTEN
 from iop.config.tls import HttpTls, TransportTls
 
 __all__ = [
@@ -86,13 +87,13 @@ class ApiKey(KeyRules):
 class HttpSection(Section):
     """The clients' side (API)."""
 
-    listen: HostPort = HostPort("127.0.0.1", 8080)
+    listen: HostPort = HostPort.parse(HTTP_LISTEN)
     tls: HttpTls | None = None
     allow_anonymous: bool = False
     api_keys: tuple[ApiKey, ...] = ()
     keys_file: ConfigPath | None = None
-    max_body_bytes: Bytes = 33_554_432
-    max_buffered_body_bytes: Bytes = 536_870_912
+    max_body_bytes: Bytes = BODY_BYTES
+    max_buffered_body_bytes: Bytes = BUFFERED_BODY_BYTES
     max_header_bytes: Annotated[Int, Field(ge=1024, le=1_048_576)] = 32_768
     stream_keepalive_sec: Annotated[Real, Field(ge=0, le=3600)] = 15.0
     client_idle_timeout_sec: Seconds = 60.0
@@ -106,7 +107,7 @@ class HttpSection(Section):
 class TransportSection(Section):
     """The nodes' side (WIRE)."""
 
-    listen: HostPort = HostPort("127.0.0.1", 7443)
+    listen: HostPort = HostPort.parse(TRANSPORT_LISTEN)
     max_frame_bytes: Annotated[Int, Field(ge=131_072, le=67_108_864)] = 4_194_304
     stream_window_bytes: Annotated[Int, Field(ge=16_384, le=16_777_216)] = 262_144
     max_buffered_bytes: Bytes = 268_435_456
@@ -117,7 +118,7 @@ class TransportSection(Section):
 class AdminSection(Section):
     """``/metrics`` and ``/admin`` (OBS-4); ``listen: null`` disables it."""
 
-    listen: HostPort | None = HostPort("127.0.0.1", 9090)
+    listen: HostPort | None = HostPort.parse(ADMIN_LISTEN)
 
 
 class QueueSection(Section):

@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 __all__ = [
+    "IDENT_FORM",
     "BaseUrl",
     "Bytes",
     "ConfigPath",
@@ -111,6 +112,9 @@ Millis = Annotated[Int, Field(ge=1, le=31_536_000_000)]
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
+IDENT_FORM = "use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+
+
 def is_ident(value: str) -> bool:
     """Whether it can be the id of an edge, a node or a provider."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) is not None
@@ -123,7 +127,7 @@ def is_model_name(value: str) -> bool:
 
 def _ident(value: str) -> str:
     if not is_ident(value):
-        raise _fault("use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+        raise _fault(IDENT_FORM)
     return value
 
 

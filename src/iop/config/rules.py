@@ -17,7 +17,9 @@ Path = tuple[str | int, ...]
 Tree = dict[str, Any]
 
 AUTO_ID_CHARS = 40  # of the 64 that the ids of its servers may have
+#: Defaults of settings that rules compare.
 HTTP_LISTEN, TRANSPORT_LISTEN, ADMIN_LISTEN = "127.0.0.1:8080", "127.0.0.1:7443", "127.0.0.1:9090"
+BODY_BYTES, BUFFERED_BODY_BYTES = 32 << 20, 512 << 20
 
 
 def edge_faults(tree: Tree) -> Iterator[Fault]:
@@ -29,10 +31,8 @@ def edge_faults(tree: Tree) -> Iterator[Fault]:
     yield from _nodes(tree, providers)
     yield from _models(tree, providers)
     http = _section(tree, "http")
-    body, together = (
-        _int(http.get("max_body_bytes", 33_554_432)),
-        _int(http.get("max_buffered_body_bytes", 536_870_912)),
-    )
+    body = _int(http.get("max_body_bytes", BODY_BYTES))
+    together = _int(http.get("max_buffered_body_bytes", BUFFERED_BODY_BYTES))
     if body is not None and together is not None and body > together:
         yield Fault(("http", "max_body_bytes"), "larger than http.max_buffered_body_bytes, so such a body never fits")
 
