@@ -26,6 +26,13 @@ async def ask(address: Address, path: str, *, method: str = "GET", host: str = "
         await client.close()
 
 
+def link_bytes(metrics: Answer) -> tuple[float, ...]:
+    """In and out."""
+    found = re.findall(rb'^iop_node_link_bytes_total\{direction="(?:in|out)"\} (\S+)$', metrics.body, re.MULTILINE)
+    assert len(found) == 2
+    return tuple(map(float, found))
+
+
 @pytest.mark.req("OBS-4", "OBS-1")
 @async_test(timeout_s=60)
 async def test_metrics_and_readiness_of_a_node(tmp_path: Path) -> None:
@@ -39,13 +46,16 @@ async def test_metrics_and_readiness_of_a_node(tmp_path: Path) -> None:
             assert (metrics.get("content-type") or "").startswith("text/plain")
             assert re.search(rb"^iop_node_edge_connected 1\.0$", metrics.body, re.MULTILINE)
             assert re.search(rb"^iop_node_capacity 3\.0$", metrics.body, re.MULTILINE)
+            assert link_bytes(metrics) > (0, 0)
             assert (await ask(address, "/readyz")).status == 200
 
             await asyncio.to_thread(edge.close)
             await asyncio.to_thread(node.wait_event, "edge_lost")
             assert (await ask(address, "/readyz")).status == 503
             assert (await ask(address, "/healthz")).status == 200
-            assert b"iop_node_edge_connected 0.0" in (await ask(address, "/metrics")).body
+            later = await ask(address, "/metrics")
+            assert b"iop_node_edge_connected 0.0" in later.body
+            assert link_bytes(later) >= link_bytes(metrics)  # of a link that has ended, too
 
 
 @pytest.mark.req("OBS-4", "SEC-1")

@@ -14,7 +14,7 @@ from iop.config.load import load_edge, load_node, parse_edge
 from iop.edge.api.routes import ROUTES
 from iop.errors import IopError
 from iop.node.supervisor_policy import EXIT_CODES
-from iop.observability.metrics import EdgeMetrics
+from iop.observability.metrics import EdgeMetrics, NodeMetrics
 from tests.support.aio import async_test
 from tests.support.http import Client, chat, post
 from tests.support.programs import Program, command
@@ -147,10 +147,18 @@ def test_error_codes_are_complete_and_their_status_right() -> None:
     assert listed - {("timeout", 408), ("head_too_large", 431)} == there
 
 
-def test_metrics_are_complete_and_their_labels_right() -> None:
-    listed = {name: row[1] for row in cells(OPERATIONS, "metric of the edge") for name in names(row[0])}
-    there = {family.name: ", ".join(family.labels) for family in EdgeMetrics().families}
+@pytest.mark.parametrize("metrics", [EdgeMetrics(), NodeMetrics()], ids=["edge", "node"])
+def test_metrics_are_complete_and_their_labels_right(metrics: EdgeMetrics | NodeMetrics) -> None:
+    program = metrics.prefix.split("_")[1]
+    listed = {name: row[1] for row in cells(OPERATIONS, f"metric of the {program}") for name in names(row[0])}
+    there = {family.name: ", ".join(family.labels) for family in metrics.families}
     assert listed == there
+
+
+@pytest.mark.parametrize("metrics", [EdgeMetrics(), NodeMetrics()], ids=["edge", "node"])
+def test_no_metric_is_there_that_nobody_feeds(metrics: EdgeMetrics | NodeMetrics) -> None:
+    fed = set(re.findall(r"metrics\.(\w+)", SOURCES)) | {"build"}
+    assert [name for name, family in vars(metrics).items() if family in metrics.families and name not in fed] == []
 
 
 def test_log_events_exist() -> None:

@@ -102,5 +102,6 @@ def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sin
     metrics.slots.watch(lambda: sum(backends.gate.held(p) for p in backends.providers))
     metrics.capacity.watch(lambda: sum(p.config.max_concurrency for p in backends.providers.values()))
     metrics.provider_connections.watch(lambda: sum(len(p.pool.connections) for p in backends.providers.values()))
+    metrics.link_bytes.watch(supervisor.link_bytes)
     metrics.ready.watch(lambda: int(supervisor.connected))
     metrics.log_lines_dropped.watch(lambda: sink.dropped)

@@ -58,6 +58,7 @@ class Supervisor:
         self._trust = trust or Trust()
         self._timing = timing
         self._runs = runs
+        self._bytes_in = self._bytes_out = 0  # of links that have ended
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -70,6 +71,14 @@ class Supervisor:
     @property
     def connected(self) -> bool:
         return self._policy.state is State.READY
+
+    def link_bytes(self) -> dict[tuple[str, ...], int]:
+        """What went over the links with the edge, the present one included."""
+        mux = self.agent.session.mux if self.agent is not None else None
+        return {
+            ("in",): self._bytes_in + (mux.bytes_in if mux is not None else 0),
+            ("out",): self._bytes_out + (mux.bytes_handed if mux is not None else 0),
+        }
 
     async def run(self) -> int:
         while True:
@@ -129,6 +138,8 @@ class Supervisor:
             return await agent.done
         finally:
             self.agent = None
+            self._bytes_in += agent.session.mux.bytes_in
+            self._bytes_out += agent.session.mux.bytes_handed
             stopped.cancel()
 
     async def _drain(self, agent: Agent) -> None:

@@ -386,11 +386,6 @@ class NodeMetrics(Metrics):
         self.capacity = self._gauge("capacity", "Provider slots of this node.")
         self.capacity_refusals = self._counter("capacity_refusals", "Requests over a provider's capacity.")
         self.provider_connections = self._gauge("provider_connections", "Open connections to providers.")
-        self.provider_connects = self._counter(
-            "provider_connects", "Connections to providers, by result.", result=("ok", "failed", "reused")
-        )
-        self.provider_bytes = self._watched("provider_bytes", "Bytes exchanged with providers.", direction=DIRECTIONS)
-        self.first_byte = self._histogram("provider_first_byte_seconds", "From the request to the provider's head.")
         self.stalls = self._counter(
             "response_stalls", "Calls that ended for want of progress.",
             kind=("run", "tunnel"), provider_health=HEALTH, close=("confirmed", "unconfirmed"),
