@@ -28,6 +28,7 @@ from tests.support.deploy import (
     node_of,
     options,
     secret_paths,
+    tool,
     with_secrets_in,
 )
 from tests.support.http import Client, chat, post
@@ -202,9 +203,10 @@ def test_no_secret_is_built_into_an_image() -> None:
     assert [one for one in set_here if SECRETIVE.search(one)] == []
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+@pytest.mark.skipif(not tool("hadolint"), reason="hadolint is not installed")
 def test_hadolint_finds_no_fault_in_the_images() -> None:
-    ran = subprocess.run(["hadolint", str(DEPLOY / "docker/Dockerfile")], capture_output=True, text=True, check=False)
+    lint = [tool("hadolint"), str(DEPLOY / "docker/Dockerfile")]
+    ran = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 

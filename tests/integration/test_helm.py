@@ -1,13 +1,12 @@
 """deploy/helm: what the chart says fits the programs, its values fit its templates, and it holds no secret.
 
-These tests read the templates as text and, with the template actions taken out, as YAML. Where `helm` is on the PATH
-the chart is linted and rendered as well.
+These tests read the templates as text and, with the template actions taken out, as YAML. Where there is a `helm` the
+chart is linted and rendered as well.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from iop.config.edge import EdgeSection
 from iop.config.fields import HostPort
 from iop.config.node import NodeSection
 from iop.edge.api.routes import PAGES
-from tests.support.deploy import DEPLOY, config_file_of, edge_of, node_of, secret_paths
+from tests.support.deploy import DEPLOY, config_file_of, edge_of, node_of, secret_paths, tool
 
 CHART = DEPLOY / "helm/iop"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -197,7 +196,8 @@ def test_the_admin_listener_is_reached_only_by_who_is_named() -> None:
 
 # ---- with helm ------------------------------------------------------------------------------------------------------
 
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed: the chart is not rendered")
+HELM = tool("helm")
+needs_helm = pytest.mark.skipif(not HELM, reason="helm is not installed: the chart is not rendered")
 
 EVERYTHING = """
 edge:
@@ -209,7 +209,7 @@ networkPolicy: {metricsFrom: [{namespaceSelector: {}}]}
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["helm", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
 def rendered(values: str, folder: Path) -> dict[tuple[str, str], Any]:

@@ -1,12 +1,15 @@
 """What the tests of deploy/ look up in the programs: options of commands, and configurations as a deployment has them.
 
-Nothing here needs systemd, Docker or Helm.
+Nothing here needs systemd, Docker or Helm; :func:`tool` finds their linters where there are any.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -26,6 +29,11 @@ _NAMED = r"^[^#\n]*(?:_file|cert|ca): ([\w.-]+)(?=[},\s])"
 
 #: Where a deployment may keep what is secret.
 SECRET_PATH = re.compile(r"/run/secrets/[\w./-]+")
+
+
+def tool(name: str) -> str:
+    """The path of a linter, of this environment or of the system; "" if there is none."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}") or ""
 
 
 @cache
