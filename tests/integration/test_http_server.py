@@ -241,6 +241,36 @@ async def test_a_fin_is_noticed_while_reading_is_paused() -> None:
         await until(lambda: app.gone == ["client_gone"])
 
 
+@pytest.mark.req("API-6", "API-7c", "API-10")
+@async_test()
+async def test_a_client_that_stops_and_goes_on_for_ever_costs_one_clock_for_each_direction() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        client = await Client.connect(address)
+        client.send(GET % 0)
+        await until(lambda: bool(app.waiting))
+        (connection,) = server.connections
+
+        def clocks() -> int:
+            return sum(len(slot) for slot in server.runtime.wheel._slots)
+
+        before = clocks()
+        for number in range(20):
+            client.send(
+                b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\nx: %b\r\n\r\n" % (number, b"x" * 30_000) for _ in "123")
+            )
+            await until(lambda: not connection._reading, what="reading has stopped")
+            for _ in "123":
+                app.answer(app.waiting.pop())
+                await until(lambda: bool(app.waiting))
+            assert connection._reading
+            connection.pause_writing()
+            connection.resume_writing()
+        assert clocks() <= before + 2
+        await client.close()
+
+
 @pytest.mark.req("API-10")
 @async_test()
 async def test_a_client_that_takes_nothing_is_given_up_and_one_that_reads_slowly_is_not() -> None:

@@ -55,8 +55,8 @@ class App(Protocol):
         """The whole request is here."""
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
-        """The client closed, or was given up (``client_gone``, ``client_idle``), before the response was done. The
-        exchange is dead: nothing that is written to it arrives."""
+        """The client closed or was given up (``client_gone``, ``client_idle``, ``body_timeout``) before the response was
+        done. The exchange is dead: nothing that is written to it arrives."""
 
     def rejected(self, status: int) -> None:
         """A request that never became an exchange was answered with this status."""
@@ -73,7 +73,6 @@ class Exchange:
     __slots__ = (
         "_connection",
         "accepted_at",
-        "answered",
         "buffered_bytes",
         "context",
         "done",
@@ -92,16 +91,7 @@ class Exchange:
         self.writer: Writer = connection.writer
         self.context: Any = None
         self.more_fields = b""
-        self.answered = False
         self.done = False
-
-    @property
-    def peer(self) -> str:
-        return self._connection.peer
-
-    @property
-    def peer_is_loopback(self) -> bool:
-        return self._connection.peer.startswith(("127.", "::1"))
 
     def head_bytes(self, status: int, header_block: bytes, framing: bytes) -> bytes:
         """A response head: status line, date, the given field lines, the framing line, and the connection line."""
@@ -119,14 +109,14 @@ class Exchange:
         self.writer.write(head if self.head.method == b"HEAD" else head + body)
         self.finish()
 
-    def finish(self, *, keep_alive: bool = True) -> None:
+    def finish(self) -> None:
         """The response is complete; the connection goes on with the next request or closes."""
         if self.done:
             return
-        self.done = self.answered = True
+        self.done = True
         if self.buffered_bytes:
             self.release_body()
-        self._connection.response_done(self.keep_alive and keep_alive)
+        self._connection.response_done(self.keep_alive)
 
     def cut(self, *, reset: bool) -> None:
         """Ends the connection in the middle of the response, so that no client takes it for complete (API-8b): what

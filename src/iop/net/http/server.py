@@ -72,7 +72,6 @@ class HttpConnection(asyncio.Protocol):
         self.server = server
         self.writer = Writer(server.runtime.hub)
         self.state = IDLE
-        self.peer = "?"
         self._transport: asyncio.Transport | None = None
         self._finder = HeadFinder(server.limits.max_header_bytes)
         self._decoder: BodyDecoder | None = None
@@ -82,6 +81,8 @@ class HttpConnection(asyncio.Protocol):
         self._reading = True
         self._deadline_at = 0.0
         self._timer: Timer | None = None
+        self._polling = False  # one timer each, however often reading or writing stops and goes on
+        self._watching = False
         self._discarded = 0
         self._left = 0  # bytes the client had taken when it was last seen to take some
         self._left_at = 0.0
@@ -93,9 +94,6 @@ class HttpConnection(asyncio.Protocol):
         server = self.server
         server.connections.add(self)
         server.stats.accepted += 1
-        name = transport.get_extra_info("peername")
-        if isinstance(name, tuple):
-            self.peer = name[0]
         flow.tune(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
         self.writer.attach(transport)
@@ -125,7 +123,9 @@ class HttpConnection(asyncio.Protocol):
         self.writer.pause()
         self._left = self._taken()
         self._left_at = self.server.runtime.wheel.now
-        self._watch_writing()
+        if not self._watching:
+            self._watching = True
+            self._watch_writing()
 
     def resume_writing(self) -> None:
         self.writer.resume()
@@ -151,11 +151,14 @@ class HttpConnection(asyncio.Protocol):
         if self._waiting_bytes > PIPELINE_BYTES and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
-            self._poll_peer()
+            if not self._polling:
+                self._polling = True
+                self._poll_peer()
 
     def _poll_peer(self) -> None:
         """While reading is paused neither FIN nor RST is reported: ask the socket (API-7c)."""
         if self._reading or self._transport is None:
+            self._polling = False
             return
         sock = self._transport.get_extra_info("socket")
         if sock is not None and flow.peer_closed(sock.fileno()):
@@ -379,13 +382,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self.server.stats.timeouts += 1
         if self.state in (HEAD, BODY):
-            exchange, more = self._exchange, b""
-            if exchange is not None:
-                more = exchange.more_fields
-                exchange.done = True
-                exchange.release_body()
-                self._exchange = None
-                self.server.app.client_gone(exchange, "body_timeout")
+            more = self._exchange.more_fields if self._exchange is not None else b""
+            self._abandon("body_timeout")
             self._plain(408, "timeout", "the request did not arrive in time", more)
         else:
             self.close(reset=False)
@@ -398,16 +396,14 @@ class HttpConnection(asyncio.Protocol):
     def _watch_writing(self) -> None:
         """A client that accepts nothing for client_idle_timeout_s while output waits is given up (API-10)."""
         if self._transport is None or not self.writer.paused:
+            self._watching = False
             return
         limit, wheel = self.server.limits.client_idle_timeout_s, self.server.runtime.wheel
         taken = self._taken()
         if taken != self._left:
             self._left, self._left_at = taken, wheel.now
         elif wheel.now - self._left_at >= limit:
-            transport = self._transport
-            self._move(CLOSED)
-            flow.abort(transport, reset=True)
-            self._abandon("client_idle")
+            self.close(reset=True, reason="client_idle")
             return
         wheel.arm(min(limit / 4, 5.0), self._watch_writing)
 
