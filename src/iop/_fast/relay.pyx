@@ -50,8 +50,8 @@ cdef class ClientStream(RequestStream):
 
         on_head(status, header_block)     answer with respond(); or discard()
         on_commit()                       the first byte is on its way to the client: no way back
-        on_held_end()                     the answer has ended and all of it is held: true keeps it, for take_held() or
-                                          commit() in on_terminal; false commits it
+        on_held_end()                     the answer has ended and all of it is held: true keeps it, for take_held() in
+                                          on_terminal; false commits it
         on_terminal(kind, usage, failure) END or ERROR, after which the stream is out of the table;
                                           usage is a tuple of token counts or None, failure a message or None
 
@@ -107,14 +107,13 @@ cdef class ClientStream(RequestStream):
         return held.take() if held is not None else b""
 
     def commit(self):
-        """Sends the head and what is held, of an answer that may have ended meanwhile. No-op if nothing is held."""
+        """Sends the head and what is held. No-op if nothing is held."""
         cdef OutBuffer held = self.held
         cdef bytes head = self.head
         cdef bytes body
-        if head is None or (self.state != S_HELD and self.state != S_ENDED):
+        if head is None or self.state != S_HELD:
             return
-        if self.state == S_HELD:
-            self.state = S_OPEN
+        self.state = S_OPEN
         self.held = self.head = None
         self.owner.on_commit()
         self.writer.write(head)
@@ -138,6 +137,7 @@ cdef class ClientStream(RequestStream):
 
     cdef int on_frame(self, fr.Frame* f, object extra) except -1:
         cdef int before = self.state
+        cdef Py_ssize_t n
         if before == S_ENDED or f.payload != fr.P_TUNNEL_FRAME:
             raise ProtocolError("wrong_state", f"stream {self.stream_id}")
         if f.seq != self.next_seq:
@@ -157,9 +157,10 @@ cdef class ClientStream(RequestStream):
                 return self.emit(f.body, f.body_n)
             if self.held is None:
                 self.held = OutBuffer()
-            if self.collected and self.held.n + f.body_n > COLLECTED_MAX:
-                return self.settle()
-            memcpy(self.held.reserve(f.body_n), f.body, f.body_n)
+            n = f.body_n
+            if self.collected:
+                n = min(n, COLLECTED_MAX - self.held.n)  # what fits, so that what is held has no hole
+            memcpy(self.held.reserve(n), f.body, n)
             if self.collected:
                 return self.settle()
             if not self.gated or f.flags & COMMITTING or self.held.n > HELD_MAX:

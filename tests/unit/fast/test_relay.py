@@ -184,6 +184,18 @@ def test_commit_without_an_event() -> None:
     assert edge.heard.count("commit") == 1
 
 
+@pytest.mark.req("API-7b", "WIRE-5")
+def test_a_collected_answer_is_held_up_to_its_bound_without_a_hole() -> None:
+    edge = Edge(CHUNKED, respond=False)
+    edge.frame(HEAD)
+    edge.stream.respond(b"", CHUNKED, -1, gated=True, collected=True)
+    pieces = [b"a" * 40_000, b"b" * 40_000, b"c"]
+    for piece in pieces:
+        edge.frame(BODY, piece, SEMANTIC)
+    assert edge.client == b""
+    assert edge.stream.take_held() == b"".join(pieces)[:65_536]
+
+
 @pytest.mark.req("API-8b")
 def test_inject_follows_what_the_provider_sent() -> None:
     edge = Edge(CHUNKED)

@@ -55,8 +55,8 @@ class App(Protocol):
         """The whole request is here."""
 
     def client_gone(self, ex: Exchange, reason: str) -> None:
-        """The client closed or was given up (``client_gone``, ``client_idle``, ``body_timeout``) before the response was
-        done. The exchange is dead: nothing that is written to it arrives."""
+        """The client closed or was given up (``client_gone``, ``client_idle``, ``body_timeout``) before the response
+        was done. The exchange is dead: nothing that is written to it arrives."""
 
     def rejected(self, status: int) -> None:
         """A request that never became an exchange was answered with this status."""
