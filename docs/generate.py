@@ -25,7 +25,8 @@ INTRODUCTION = """\
 Written by `make docs` from the models that read the files; do not edit. `iop-edge check` and `iop-node check` report
 every fault of a file at once, with a hint for a misspelt key. [configs/edge.yaml](../configs/edge.yaml) and
 [configs/node.yaml](../configs/node.yaml) show the same settings as files. `${NAME}` is that environment variable,
-`${NAME:-text}` falls back to the text, and `$${` stands for `${`.
+`${NAME:-text}` falls back to the text, and `$${` stands for `${`. What is marked [restart] waits for the next start of
+the edge; everything else of edge.yaml `iop-edge reload` takes over. A node reads its file when it starts.
 """
 
 #: What the example files do not say on a line of its own.
@@ -33,7 +34,7 @@ MEANINGS = {
     "http.tls.cert": "PEM file with the certificate and those between it and its CA",
     "http.tls.key": "PEM file with its private key, without a passphrase",
     "http.allow_anonymous": "serve other machines without a key",
-    "http.api_keys[].principal": "whose key it is: in logs, and the unit of fair queueing",
+    "http.api_keys[].principal": "whose key it is: in logs, and the unit of queue.max_waiters_per_principal",
     "http.api_keys[].key_env": "variable that holds the key",
     "http.api_keys[].key_file": "file that holds it, one line",
     "http.api_keys[].key_sha256": "its SHA-256, 64 hex digits; one of the three is given",
@@ -44,10 +45,12 @@ MEANINGS = {
     "http.body_timeout_sec": "from the head to the last byte of the body",
     "http.max_connections": "at a time; above it 503",
     "transport.max_frame_bytes": "of one frame from a node",
-    "transport.allow_plaintext": "let nodes of other machines in without TLS",
+    "transport.allow_plaintext": "let nodes of other machines in without TLS [restart]",
     "transport.tls.cert": "PEM file: the edge's certificate and its CA",
     "transport.tls.key": "PEM file with its private key",
     "transport.tls.client_ca": "PEM file: nodes have to show a certificate of this CA",
+    "edge.id": "its name in the status [restart]",
+    "admin.listen": "null or `admin: null` disables it [restart]",
     "queue.timeout_ms": "how long a request waits for a slot",
     "queue.max_waiters_per_principal": "of one key's owner, over all models",
     "recovery.max_attempts": "of one request, over all causes; 0 = none",
@@ -64,14 +67,15 @@ MEANINGS = {
     "nodes[].token_sha256": "its SHA-256, 64 hex digits; one of the three is given",
     "nodes[].providers[].id": "the provider's name, unique over the whole edge",
     "nodes[].providers[].connect_timeout_ms": "for making a connection",
-    "nodes[].providers[].health.path": "later versions",
-    "nodes[].providers[].health.timeout_ms": "later versions",
+    "nodes[].providers[].health.path": "a path of the server to ask instead of what its kind is asked by itself",
+    "nodes[].providers[].health.timeout_ms": "for one look at the provider, all questions together",
     "nodes[].providers[].enabled": "false: it gets no request",
     "models[].aliases": "more names for it",
     "models[].candidates[].node": "a node's id",
     "models[].candidates[].provider": "a provider of that node",
     "models[].candidates[].target": "the model's name there",
     "models[].candidates[].priority": "the lowest goes first",
+    "node.tls": "none = without TLS; {} = with the system's CAs, by the host's name",
     "node.tls.ca": "PEM file: the CA of the edge",
     "node.tls.key": "PEM file with the private key of cert",
     "node.token_file": "file that holds the node's token",

@@ -22,7 +22,7 @@ LISTEN = "0.0.0.0:7443"
 EDGE = """\
 # The edge. All settings and their defaults: configs/edge.yaml of the project; check with: iop-edge check -c edge.yaml
 http:
-  listen: "127.0.0.1:8080"        # where clients come in; other addresses need http.api_keys
+  listen: "127.0.0.1:8080"        # where clients come in; other addresses need http.keys_file
 transport:
   listen: "{listen}"{gap}# where nodes dial in, over TLS
   tls:

@@ -44,7 +44,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "some models, 60 requests a minute, for three months",
         ),
     ),
-    "iop-edge key list": (("iop-edge key list --json --file keys.yaml", "for scripts, from the file itself"),),
+    "iop-edge key list": (("iop-edge key list --json --file keys.json", "for scripts, from the file itself"),),
     "iop-edge key revoke": (
         ("iop-edge key revoke 3f9a1c0b7d2e -c edge.yaml", "one key, by its id"),
         ("iop-edge key revoke --principal alice -c edge.yaml", "all that one has"),
