@@ -49,6 +49,7 @@ def _token(arguments: argparse.Namespace) -> int:
         print(f"In {file}, under nodes, and `iop-edge reload`:")
         print(f"  - id: {node}")
         print(f'    token_sha256: "{token_sha256(token)}"')
+        print("    providers: auto")  # without any it would come in and serve nothing
     if listen.is_loopback:
         print(f"The edge lets nodes in on {listen} alone: on this machine, or what brings them there (ssh, WireGuard).")
     hosts: list[str] = arguments.host

@@ -177,6 +177,12 @@ def test_a_token_names_the_ca_and_comes_with_its_lines(tmp_path: Path, capsys: p
     assert ca_of(token) == leaf_of(tmp_path / "x/ca.pem").sha256
     assert f'  - id: node-2\n    token_sha256: "{digest(token).hex()}"\n' in out
     assert {path: path.read_bytes() for path in (tmp_path / "x").iterdir()} == before
+    entry = "\n".join(line for line in out.splitlines() if line.startswith(("  - id", "    ")))
+    file = (tmp_path / "x/edge.yaml").read_text()
+    (tmp_path / "x/edge.yaml").write_text(file.replace("nodes:\n", f"nodes:\n{entry}\n"))
+    pasted_in = load_edge(tmp_path / "x/edge.yaml").nodes[0]
+    assert (pasted_in.id, pasted_in.token_hash) == ("node-2", digest(token))
+    assert [provider.kind for provider in pasted_in.providers] == ["auto"]
     assert call(["token", "node-1", "-c", str(tmp_path / "x/edge.yaml")]) == 0
     out = capsys.readouterr().out
     assert "in place of the token of node-1" in out
