@@ -152,7 +152,7 @@ class HealthSection(Section):
     kind is asked otherwise; empty: it is not."""
 
     path: Annotated[str, Field(pattern=r"^(/[!-~]*)?$", max_length=1024)] = ""
-    timeout_ms: Annotated[Int, Field(ge=1, le=60_000)] = 3_000
+    timeout_ms: Annotated[Int, Field(ge=1, le=10_000)] = 3_000
 
 
 class ProviderEntry(Section):
