@@ -94,7 +94,7 @@ class HttpSection(Section):
     keys_file: ConfigPath | None = None
     max_body_bytes: Bytes = BODY_BYTES
     max_buffered_body_bytes: Bytes = BUFFERED_BODY_BYTES
-    max_header_bytes: Annotated[Int, Field(ge=1024, le=1_048_576)] = 32_768
+    max_header_bytes: Annotated[Int, Field(ge=1024, le=196_608)] = 32_768
     stream_keepalive_sec: Annotated[Real, Field(ge=0, le=3600)] = 15.0
     client_idle_timeout_sec: Seconds = 60.0
     header_timeout_sec: Seconds = 10.0

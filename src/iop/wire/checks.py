@@ -87,26 +87,28 @@ def check_tunnel(r: m.ProviderTunnelRequest, size: int) -> None:
 
 
 def _short_enough(r: m.ProviderTunnelRequest) -> bool:
-    names = max(len(r.run_id), len(r.adapter), len(r.provider_id), len(r.target))
+    names = max(len(r.run_id), len(r.adapter), len(r.provider_id), len(r.target), len(r.session_id))
     return names <= limits.MAX_NAME_CHARS and max(len(r.path), len(r.query)) <= limits.MAX_LINE_BYTES
 
 
-def _check_goodbye(p: Any) -> None:
+def _check_code(p: Any) -> None:
     _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
 
 
-def _check_command(p: Any) -> None:
+def _check_command_address(p: Any) -> None:
     _need(p.command_id > 0, "command_id")
     for name in ("provider_id", "adapter", "target"):
         _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+
+
+def _check_command(p: Any) -> None:
+    _check_command_address(p)
     _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
     _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
 
 
 def _check_command_response(p: Any) -> None:
-    _need(p.command_id > 0, "command_id")
-    for name in ("provider_id", "adapter", "target"):
-        _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _check_command_address(p)
     _need(len(p.message) <= limits.MAX_MESSAGE_BYTES, "message")
     _need(len(p.result) <= limits.MAX_COMMAND_RESULT_BYTES, "result")
     _need(len(p.transports) <= limits.MAX_PROVIDERS, "transports")
@@ -141,8 +143,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "node_ready_request": _check_ready,
     "config_refresh_request": lambda p: _check_config(p.config),
     "run_request": _check_execution,
-    "goodbye": _check_goodbye,
-    "config_refresh_response": _check_goodbye,
+    "goodbye": _check_code,
+    "config_refresh_response": _check_code,
     "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
     "edge_node_event": _check_event,
     "node_command_request": _check_command,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
+from iop.config.edge import HttpSection
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.errors import HeadError
 from iop.net.http.head import RequestHead, parse_request
+from iop.wire import codec, limits
+from iop.wire import messages as m
 
 
 def head(*lines: str) -> RequestHead:
@@ -121,3 +124,18 @@ def test_a_forged_block_is_refused() -> None:
 def test_how_an_answer_is_delimited(start: str, status: int, length: int, framing: tuple[int, bytes]) -> None:
     request = parse_request(f"{start}\r\nHost: a\r\n\r\n".encode())
     assert frame_answer(request, status, length) == framing
+
+
+@pytest.mark.req("API-6", "WIRE-9")
+def test_the_largest_head_that_an_edge_may_be_told_to_take_crosses_the_link() -> None:
+    (most,) = [bound.le for bound in HttpSection.model_fields["max_header_bytes"].metadata if hasattr(bound, "le")]
+    # Short fields grow most: by the space that is put behind each colon.
+    start = b"POST /v1/x HTTP/1.1\r\nhost:a\r\n" + b"".join(b"a%d:b\r\n" % number for number in range(126))
+    whole = start + b"z:%b\r\n\r\n" % (b"z" * (most - len(start) - 6))
+    assert len(whole) == most
+    block = to_provider(parse_request(whole), encoded=True, streaming=True)
+    body = bytes(limits.INLINE_BODY_BYTES)
+    request = m.ProviderTunnelRequest(
+        1, "r", "a", "p", "t", 1, 1, 1, m.LeaseBinding(1, False, 1), b"POST", b"/x", b"", block, body, len(body)
+    )
+    assert codec.decode(codec.encode(request)[4:]) == request

@@ -92,7 +92,7 @@ def test_tunnel_requests_of_every_shape() -> None:
             elif type(value) is int:
                 value = RNG.choice([1, 127, 128, 2**31 - 1])
             elif type(value) is bytes:
-                value = RNG.randbytes(RNG.choice([1, 30, 127, 128, 5000]))[: 32 if name == "method" else None]
+                value = RNG.randbytes(RNG.choice([1, 30, 127, 128, 5000]))[: _AT_MOST.get(name)]
             values[name] = value
         if RNG.random() < 0.3:
             values["first_response_timeout_ms"] = None
@@ -106,6 +106,7 @@ def test_tunnel_requests_of_every_shape() -> None:
         assert len(pb.Envelope.FromString(data).SerializeToString()) == len(data), "something is there twice"
 
 
+_AT_MOST = {"method": 32, "session_id": limits.MAX_NAME_CHARS}
 _REQUIRED = {"stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "method", "path", "lease"}
 
 
@@ -192,6 +193,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "bad_message",
     ),
     "run: a long session id": (run(session_id=NAME.encode()), "bad_message"),
+    "request: a long session id": (request(session_id=NAME.encode()), "bad_message"),
     "accepted, and no config": (envelope(register_response=pb.RegisterResponse(accepted=True)), "bad_message"),
     "config without a node": (
         envelope(config_refresh_request=pb.ConfigRefreshRequest(config=pb.NodeConfigPayload())), "bad_message",
