@@ -104,8 +104,12 @@ class TlsListener:
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 sock.setblocking(False)
-                sock.bind(address)
-                sock.listen(LISTEN_BACKLOG)
+                try:
+                    sock.bind(address)
+                    sock.listen(LISTEN_BACKLOG)
+                except OSError as exc:  # which does not say where, as the loop's own listeners do
+                    where = f"{address[0]} port {address[1]}"
+                    raise OSError(exc.errno, f"cannot bind to {where}: {exc.strerror}") from None
         except OSError:
             self._close_sockets()
             raise

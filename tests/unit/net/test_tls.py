@@ -52,7 +52,7 @@ class Door:
 
 @asynccontextmanager
 async def door(
-    folder: Path, *, room: Callable[[int], bool] = lambda arriving: True, handshake_s: float = 5.0
+    folder: Path, *, room: Callable[[int], bool] = lambda arriving: True, handshake_s: float = 5.0, port: int = 0
 ) -> AsyncIterator[Door]:
     made = Certificates(folder)
     files = made.edge()
@@ -68,7 +68,7 @@ async def door(
         plain_answer=lambda: b"no",
         failures=HandshakeFailures(runtime, "http"),
     )
-    port = await listener.start("127.0.0.1", 0)
+    port = await listener.start("127.0.0.1", port)
     it = Door(listener, ("127.0.0.1", port), made)
     try:
         yield it
@@ -167,3 +167,13 @@ def test_failures_are_counted_all_and_told_rarely(caplog: pytest.LogCaptureFixtu
         ("plaintext", "10.0.0.1", None),
         ("timeout", "10.0.0.2", 4),
     ]
+
+
+@async_test()
+async def test_a_taken_address_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port}: Address already in use") as caught:
+            async with door(tmp_path, port=port):
+                pass
+    assert caught.value.errno == errno.EADDRINUSE
