@@ -16,7 +16,7 @@ import yaml
 
 import iop
 from iop.cli.program import Exit
-from iop.config.edge import EdgeConfig
+from iop.config.edge import EdgeConfig, without_effect
 from iop.node.supervisor_policy import EXIT_CODES
 from tests.support.aio import async_test
 from tests.support.deploy import (
@@ -47,7 +47,7 @@ def drain_s(program: str, text: str, folder: Path) -> float:
 def written_paths(program: str, text: str, folder: Path) -> list[str]:
     """Where the program writes with this configuration."""
     if program == "iop-edge":
-        return [str(edge_of(text, folder).edge.state_dir)]
+        return []  # an edge writes nothing
     url = node_of(text, folder).store.url
     assert url is not None
     return [url.removeprefix("file:").partition("?")[0]]
@@ -100,6 +100,11 @@ def test_what_is_for_a_person_is_not_tried_again(program: str) -> None:
     left = {int(code) for code in unit(program)["RestartPreventExitStatus"][0].split()}
     assert left == {Exit.USAGE, Exit.IDENTITY}
     assert left < {int(code) for code in Exit} | set(EXIT_CODES.values())
+
+
+def test_no_deployed_file_has_a_setting_without_effect(tmp_path: Path) -> None:
+    for text in (example("iop-edge"), with_secrets_in(tmp_path, composed("iop-edge"))):
+        assert without_effect(edge_of(text, tmp_path)) == []
 
 
 @BOTH
