@@ -108,8 +108,7 @@ class TlsListener:
                     sock.bind(address)
                     sock.listen(LISTEN_BACKLOG)
                 except OSError as exc:  # which does not say where, as the loop's own listeners do
-                    where = f"{address[0]} port {address[1]}"
-                    raise OSError(exc.errno, f"cannot bind to {where}: {exc.strerror}") from None
+                    raise OSError(exc.errno, f"cannot bind to {address[:2]}: {exc.strerror}") from None
         except OSError:
             self._close_sockets()
             raise

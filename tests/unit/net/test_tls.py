@@ -173,7 +173,7 @@ def test_failures_are_counted_all_and_told_rarely(caplog: pytest.LogCaptureFixtu
 async def test_a_taken_address_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port}: Address already in use") as caught:
+        with pytest.raises(OSError, match=rf"'127\.0\.0\.1', {port}\): Address already in use") as caught:
             async with door(tmp_path, port=port):
                 pass
     assert caught.value.errno == errno.EADDRINUSE
