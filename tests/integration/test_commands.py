@@ -13,7 +13,8 @@ import pytest
 
 from iop.edge.nodes import NodeLink
 from iop.errors import IopError
-from iop.node.agent import Agent, Backends
+from iop.node.agent import Agent
+from iop.node.backends import Backends
 from iop.node.commands import MAX_RUNNING, Commands
 from iop.node.provider import Allowance
 from iop.observability.metrics import NodeMetrics

@@ -15,7 +15,7 @@ import pytest
 from iop._fast import frame
 from iop.net.loop import Runtime
 from iop.node import supervisor
-from iop.node.agent import Backends
+from iop.node.backends import Backends
 from iop.node.provider import Allowance
 from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
 from iop.observability.metrics import NodeMetrics

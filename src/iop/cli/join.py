@@ -1,7 +1,8 @@
 """``iop-node join``: a node without a file (REG-1, SEC-1).
 
-A join token says by which CA its edge is known, so it goes over TLS and to that edge alone. Any other token goes to
-this machine in the clear, and elsewhere only over TLS, or if the one who types it says that the network may see it.
+A join token says by which CA its edge is known, so it goes over TLS and to that edge alone, unless --ca or --tls says
+otherwise: an edge may have got another certificate since. Any other token goes to this machine in the clear, and
+elsewhere only over TLS, or if the one who types it says that the network may see it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from iop.wire import codec, limits
 from iop.wire import messages as m
 from iop.wire.session import NodeSession, State
 
-__all__ = ["Agent", "Backends"]
+__all__ = ["Agent"]
 
 log = logging.getLogger("iop.node.agent")
 

@@ -10,7 +10,7 @@ from iop.config.node import NodeConfig
 from iop.net import loop as net_loop
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
-from iop.node.agent import Backends
+from iop.node.backends import Backends
 from iop.node.provider import Allowance
 from iop.node.supervisor import Supervisor
 from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy

@@ -32,7 +32,7 @@ from iop.wire import limits
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.node.agent import Backends
+    from iop.node.backends import Backends
 
 __all__ = ["Commands"]
 

@@ -142,6 +142,7 @@ class Provider:
             raise Forbidden("the query has characters that no query has")
         _check_fields(request.header_block)
         self._check_body(request)
+        _check_stalls(request)
         method, path = request.method, request.path
         if request.query:
             path += b"?" + request.query
@@ -189,7 +190,6 @@ class Provider:
         sound = here == 0 < announced <= MAX_BODY_BYTES if request.body_follows else here == announced
         if not sound or (announced and request.method == b"GET"):
             raise InvalidArgument("the body is not as long as announced")
-        _check_stalls(request)
 
     def retire(self) -> None:
         """Another takes its place: running calls, those that are still connecting included, go on to their end."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from iop.net.loop import Runtime
-from iop.node.agent import Agent, Backends
+from iop.node.agent import Agent
+from iop.node.backends import Backends
 from iop.node.supervisor_policy import Ended, Exit, Retry, State, SupervisorPolicy
 from iop.node.trust import Distrusted, Trust
 from iop.observability.metrics import NodeMetrics
