@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import itertools
 import json
 import os
@@ -62,10 +61,6 @@ class Text:
     data: bytes | None
     settled: bool
     number: int
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.data).digest() if self.data is not None else b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from iop.config.edge import HttpSection
@@ -45,6 +46,7 @@ class Keychain:
 
     def __init__(self, runtime: Runtime, http: HttpSection, changed: Callable[[], None]) -> None:
         self._runtime = runtime
+        self._http = http
         self._changed = changed
         self._ring = Keyring()
         self._timer: Timer | None = None
@@ -81,6 +83,8 @@ class Keychain:
         return Found(reading, specs)
 
     def _take(self, http: HttpSection, found: Found) -> None:
+        if http.keys_file != self._http.keys_file:
+            self._reading_at = None  # one that hangs must not keep the other file from being followed
         self._http = http
         if found is not self.found:
             self.found = found
@@ -113,17 +117,16 @@ class Keychain:
         if not settled or look(path) != seen:
             self._reading_at = self._runtime.wheel.now
             # A daemon: a disk that never answers must not keep the edge from ending.
-            known = self.found.reading.text
-            digest = known.digest if known is not None and not self.faults else None
-            threading.Thread(target=self._read, args=(path, digest), name="iop-keys", daemon=True).start()
+            known = self.found.reading.text if not self.faults else None
+            threading.Thread(target=self._read, args=(path, known), name="iop-keys", daemon=True).start()
 
-    def _read(self, path: Any, digest: bytes | None) -> None:
+    def _read(self, path: Path, known: Text | None) -> None:
         """In the thread. What has the contents that are known already is not parsed again."""
         text: Text | None = None
         found: Found | ConfigError | None
         try:
             text = read_text(path)
-            found = None if text.digest == digest else self._of(parse(text))
+            found = None if known is not None and text.data == known.data else self._of(parse(text))
         except ConfigError as exc:
             found = exc
         except Exception as exc:
@@ -134,11 +137,11 @@ class Keychain:
         except RuntimeError:  # the loop is closed: the edge has ended
             return
 
-    def _came(self, path: Any, text: Text | None, found: Found | ConfigError | None) -> None:
-        self._reading_at = None
-        known = self.found.reading.text
+    def _came(self, path: Path, text: Text | None, found: Found | ConfigError | None) -> None:
         if self._timer is None or path != self._http.keys_file:
             return None  # closed, or another file by now
+        self._reading_at = None
+        known = self.found.reading.text
         if text is not None and known is not None and known.number > text.number:
             return None  # a reload has read it since
         # What cannot be read is not read again before it looks different.

@@ -153,6 +153,28 @@ async def test_a_reading_that_does_not_end_is_told_and_no_other_is_begun(
 
 
 @async_test()
+async def test_a_reading_that_hangs_does_not_keep_the_edge_from_following_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, monkeypatch) as d:
+        d.write("two")
+        d.go.clear()
+        d.pass_time(LOOK_S)
+        assert d.reads == 1
+        other = tmp_path / "other"
+        other.mkdir()
+        d.file = other / "keys.json"
+        d.write("three")
+        http = d.http()
+        d.chain.take(http, d.chain.prepare(http))
+        d.write("four")
+        d.pass_time(LOOK_S)
+        await until(lambda: d.reads == 2, what="the other file is read")
+        d.go.set()
+        await until(lambda: d.names == {"four"})
+
+
+@async_test()
 async def test_a_reload_never_brings_back_what_the_file_has_taken_away_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
