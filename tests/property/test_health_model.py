@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from iop.pool.health import FIRST_ASK_S, LAST_ASK_S, Evidence, Identity, Key, Known, Overlay, Result, Source
+from iop.pool.health import FIRST_ASK_S, LAST_ASK_S, Evidence, Identity, Known, Overlay, ProviderKey, Result, Source
 
 NODES, PROVIDERS, ADAPTERS, TARGETS = ("n1", "n2"), ("p", "q"), ("vllm", "ollama"), ("t", "u")
 HEALTHS = ("available", "unavailable", "unknown", "unspecified")
@@ -39,8 +39,8 @@ class HealthMachine(RuleBasedStateMachine):
         self.now = 100.0
         self.generation = 0
         self.ready: dict[str, int] = {}
-        self.known: dict[Key, Known] = {}
-        self.stories: dict[tuple[Key, int], Story] = {}
+        self.known: dict[ProviderKey, Known] = {}
+        self.stories: dict[tuple[ProviderKey, int], Story] = {}
         self.questions: list[Identity] = []
         self.lowered = self.restored = self.ended = 0  # changes, as the overlay told them
         self.configure(0, 0, 0)

@@ -288,6 +288,7 @@ class World:
         waiting = {name for name, t in self.tickets.items() if t.waiting}
         assert waiting == {w.ticket.request_id for w in model.waiters}
         assert snapshot["waiting"] == self.pool.waiting == len(model.waiters)
+        assert self.pool.capacity == sum(row["capacity"] for row in rows.values())
         assert snapshot["leases_in_use"] == self.pool.leases_in_use == len(model.holders)
         assert self.pool.leases_granted == model.grants
         assert self.pool.leases_granted - sum(self.pool.stats.released.values()) == len(model.holders)

@@ -37,7 +37,7 @@ from iop.net.loop import Runtime
 from iop.observability import logs
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Key, Known
+from iop.pool.health import Known, ProviderKey
 from iop.pool.pool import Pool
 from iop.wire import limits
 from iop.wire import messages as m
@@ -233,7 +233,7 @@ class Edge:
         self.front.let_in(plan.access(self.config.http, self.keychain.keys))
 
     def _configure(
-        self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any], known: Mapping[Key, Known]
+        self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any], known: Mapping[ProviderKey, Known]
     ) -> list[str]:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
         config, d = self.config, self.dispatcher
@@ -348,9 +348,7 @@ class Edge:
         metrics.in_flight.watch(lambda: len(self.dispatcher.live))
         metrics.waiting.watch(lambda: pool.waiting)
         metrics.leases.watch(lambda: pool.leases_in_use)
-        metrics.capacity.watch(
-            lambda: sum(p["capacity"] for n in pool.snapshot(self.dispatcher.now)["nodes"] for p in n["providers"])
-        )
+        metrics.capacity.watch(lambda: pool.capacity)
         metrics.ignored_returns.watch(lambda: pool.stats.returned_twice)
         metrics.keys.watch(lambda: self.keychain.count)
         metrics.keys_refused.watch(lambda: int(bool(self.keychain.faults)))

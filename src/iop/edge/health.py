@@ -11,32 +11,24 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from iop.edge.commands import Commands
 from iop.errors import IopError, NodeDisconnected
 from iop.net.wheel import Timer, Wheel
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Change, Evidence, Identity, Key, Known, Overlay, OverlayState, Source, Verdict
+from iop.pool.health import Change, Evidence, Identity, Known, Overlay, OverlayState, ProviderKey, Source, Verdict
 from iop.pool.lease import Actions, Lease
 from iop.pool.pool import Pool
 from iop.wire import messages as m
 
-__all__ = ["Handoff", "Health"]
+__all__ = ["Health"]
 
 log = logging.getLogger("iop.edge.health")
 
 ANSWER_S = 15.0  # for a node's probe, which has a shorter clock of its own
 ASKED_AT_ONCE = 16  # questions under way on one link: others have commands too
 QUIET_S = 1.0  # between two log lines of observations that changed nothing
-
-
-class Handoff(NamedTuple):
-    """A stall that counts: current, of this lease, typed (HEALTH-1). It is what recovery calls
-    ``recovery_handoff=confirmed``, and grants no replay by itself."""
-
-    provider_id: str
-    health: m.ProviderHealth
 
 
 class Health:
@@ -64,7 +56,7 @@ class Health:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
-    def configure(self, known: Mapping[Key, Known]) -> None:
+    def configure(self, known: Mapping[ProviderKey, Known]) -> None:
         """The providers that are configured and enabled. The pool has to have heard of the change before."""
         for change in self.overlay.configure(known):
             self._changed(change)
@@ -96,11 +88,12 @@ class Health:
 
     # ---- evidence ----------------------------------------------------------------------------------------------------
 
-    def stall_reported(self, lease: Lease, failure: m.ExecutionFailure) -> Handoff | None:
+    def stall_reported(self, lease: Lease, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
         """A stall's terminal, which came while ``lease`` was not yet returned: call it before that is.
 
         Lowers the provider if this is news of a dead one, which refuses or moves waiters before it returns. The answer
-        is None for what is no stall, or of a generation that is not the node's present one.
+        is what recovery calls a confirmed handoff: the health that was said, which grants no replay by itself. None for
+        what is no stall, or of a generation that is not the node's present one.
         """
         if failure.code is not m.ErrorCode.RESPONSE_STALLED:
             return None
@@ -110,7 +103,7 @@ class Health:
         evidence = Evidence(Source.TERMINAL, said, *words, failure.health_observation_seq)
         verdict = self.overlay.heard(evidence, self._wheel.now)
         self._take(Source.TERMINAL, verdict)
-        return Handoff(lease.provider_id, m.ProviderHealth[verdict.health.name]) if current else None
+        return m.ProviderHealth[verdict.health.name] if current else None
 
     def observed(self, node_id: str, generation: int, seen: m.HealthObservation) -> None:
         """A node says by itself how a provider is (HEALTH-6)."""

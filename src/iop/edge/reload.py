@@ -20,7 +20,7 @@ from iop.edge.keychain import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Key, Known
+from iop.pool.health import Known, ProviderKey
 from iop.wire import messages as m
 
 __all__ = ["Prepared", "Reloaded", "Reloader"]
@@ -50,7 +50,7 @@ class Prepared:
     pool: dict[str, Any]
     silent: list[str]
     keys: Found = field(default_factory=Found)
-    known: Mapping[Key, Known] = field(default_factory=dict)
+    known: Mapping[ProviderKey, Known] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

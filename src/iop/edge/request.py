@@ -267,7 +267,7 @@ class ClientRequest(Answered):
             error = error_of(failure, lease.provider_id)
             if code is m.ErrorCode.RESPONSE_STALLED:
                 # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11).
-                fallback = handoff is not None and handoff.health is m.ProviderHealth.AVAILABLE
+                fallback = handoff is m.ProviderHealth.AVAILABLE
                 retryable = handoff is not None and failure.retryable
                 again = self._recover(error, retryable=retryable, avoid=lease.provider_id, fallback=fallback)
             elif code in _RETRIED:

@@ -39,11 +39,11 @@ __all__ = [
     "Event",
     "Evidence",
     "Identity",
-    "Key",
     "Known",
     "Lowering",
     "Overlay",
     "OverlayState",
+    "ProviderKey",
     "Result",
     "Source",
     "Verdict",
@@ -52,7 +52,7 @@ __all__ = [
 FIRST_ASK_S, LAST_ASK_S = 1.0, 30.0  # from the lowering, or from an answer, to the next question (HEALTH-4)
 JITTER = 0.1  # of a wait is cut off at random, so that providers that fell together are not asked together
 
-Key = tuple[str, str]  # node, provider
+ProviderKey = tuple[str, str]  # node, provider
 
 
 class OverlayState(StrEnum):
@@ -158,7 +158,7 @@ class _Record:
 
     __slots__ = ("asked", "backend", "backoff_s", "identity", "key", "lowering", "next_ask_at", "said", "seq", "state")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: ProviderKey) -> None:
         self.key = key
         self.state = OverlayState.AVAILABLE
         self.seq = 0  # of the newest evidence, and what that said
@@ -184,13 +184,13 @@ class Overlay:
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
-        self._known: Mapping[Key, Known] = {}
+        self._known: Mapping[ProviderKey, Known] = {}
         self._nodes: dict[str, _Node] = {}
-        self._lowered: dict[Key, _Record] = {}
+        self._lowered: dict[ProviderKey, _Record] = {}
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
-    def configure(self, known: Mapping[Key, Known]) -> list[Change]:
+    def configure(self, known: Mapping[ProviderKey, Known]) -> list[Change]:
         """Take over what is configured and enabled. A provider that was lowered by what is no longer configured has
         nothing to be asked about, and starts clean; the numbers heard of it still count."""
         self._known = known

@@ -12,7 +12,7 @@ Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that b
 waiters of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity
 restores it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
 
-The file is long, a little over 500 lines, because these methods keep the invariant together; what can stand alone is in
+The file is long, nearly 600 lines, because these methods keep the invariant together; what can stand alone is in
 lanes, resources, queue and registry.
 
 Lingering units (POOL-12) end by :meth:`Pool.call_closed` or with the generation. So a node owes one call_closed for
@@ -422,6 +422,11 @@ class Pool:
     def leases_in_use(self) -> int:
         """Leases not yet returned."""
         return sum(len(r.leases) for resources in self._nodes.values() for r in resources.values())
+
+    @property
+    def capacity(self) -> int:
+        """Slots for leases of all connected nodes; as the snapshot has them, at a fraction of its cost."""
+        return sum(r.usable for resources in self._nodes.values() for r in resources.values())
 
     def snapshot(self, now: float) -> PoolSnapshot:
         """Plain data for status pages (REG-6)."""

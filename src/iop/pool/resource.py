@@ -136,6 +136,11 @@ class Resource:
             return False
         return self.enabled and self.limit > 0 and (self.awaited or not self.missing)
 
+    @property
+    def usable(self) -> int:
+        """Slots for leases now: lingering units are no such, and without its node there is none."""
+        return max(0, self.capacity - self.lingering) if self.generation else 0
+
     def has_free(self, long: bool) -> bool:
         """Whether a request of this class fits now."""
         return self.busy < self.capacity and not (long and self.long_busy >= self.long_capacity)

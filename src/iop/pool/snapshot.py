@@ -139,13 +139,12 @@ def take_snapshot(
 
 
 def _provider(resource: Resource) -> ProviderStatus:
-    online = resource.generation > 0
     return ProviderStatus(
         id=resource.provider_id,
         kind=resource.kind,
         status=_status(resource),
         health=_health(resource),
-        capacity=max(0, resource.capacity - resource.lingering) if online else 0,
+        capacity=resource.usable,
         in_use=len(resource.leases),
         long_in_use=resource.long_busy,
         lingering=resource.lingering,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iop.edge.commands import MAX_OUTSTANDING, Commands
-from iop.edge.health import ANSWER_S, ASKED_AT_ONCE, Handoff, Health
+from iop.edge.health import ANSWER_S, ASKED_AT_ONCE, Health
 from iop.errors import Unavailable
 from iop.net.wheel import TICK_S, Wheel
 from iop.observability.metrics import EdgeMetrics
@@ -137,7 +137,7 @@ def test_a_stall_of_a_dead_engine_takes_it_out_of_the_choice_before_its_slot_is_
     world = World()
     lease = world.lease()
     waiting = world.pool.wait("alone")
-    assert world.health.stall_reported(lease, stall(UNAVAILABLE, 1)) == Handoff("p", UNAVAILABLE)
+    assert world.health.stall_reported(lease, stall(UNAVAILABLE, 1)) == UNAVAILABLE
     (refused,) = world.did
     assert isinstance(refused, Refused)
     assert (refused.ticket, refused.error.code) == (waiting, "unavailable")
@@ -166,7 +166,7 @@ def test_any_current_stall_is_handed_over_and_only_fresh_unavailable_lowers(
     failure: m.ExecutionFailure, handed: m.ProviderHealth, counted: tuple[str, str]
 ) -> None:
     world = World()
-    assert world.health.stall_reported(world.lease(), failure) == Handoff("p", handed)
+    assert world.health.stall_reported(world.lease(), failure) == handed
     assert world.shown() == ("available", None)
     assert world.evidence == {("terminal", *counted): 1}
     assert world.transitions == {}
@@ -197,7 +197,7 @@ def test_a_stall_of_what_is_no_longer_configured_is_handed_over_and_lowers_nothi
     world = World()
     lease = world.lease()
     world.health.configure({**world.known, ("n1", "p"): Known("vllm", "b", frozenset({"new"}))})
-    assert world.health.stall_reported(lease, stall(UNAVAILABLE, 1)) == Handoff("p", UNAVAILABLE)
+    assert world.health.stall_reported(lease, stall(UNAVAILABLE, 1)) == UNAVAILABLE
     assert world.evidence == {("terminal", "unavailable", "foreign"): 1}
     assert world.shown() == ("available", None)
 
