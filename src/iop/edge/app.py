@@ -127,10 +127,7 @@ class Edge:
             self.pool,
             self.metrics,
             sink,
-            plan.settings(config),
-            window_bytes=config.transport.stream_window_bytes,
-            max_buffered_bytes=config.transport.max_buffered_bytes,
-            events=self.events,
+            self.events,
         )
         self.nodes = NodeServer(
             runtime,
@@ -144,7 +141,6 @@ class Edge:
             events=self.events,
         )
         self.dispatcher.nodes = self.nodes
-        self.dispatcher.health = self.nodes.health
         self.nodes.on_inventory = self.discovery.reported
         self.front = Front(
             self.dispatcher,

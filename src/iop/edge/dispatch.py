@@ -25,7 +25,6 @@ from iop.pool.pool import Pool
 from iop.wire import limits
 
 if TYPE_CHECKING:
-    from iop.edge.health import Health
     from iop.edge.nodes import NodeServer
     from iop.edge.request import ClientRequest
     from iop.edge.runs import EdgeRun
@@ -43,7 +42,8 @@ class ProviderSettings:
 
 
 class Dispatcher:
-    """See the module. ``nodes`` is set by the composition root, since the node server needs ``perform`` first."""
+    """See the module. The composition root sets ``nodes``, since the node server needs ``perform`` first, and with each
+    configuration ``providers`` up to ``keepalive_s``."""
 
     nodes: NodeServer
 
@@ -53,10 +53,6 @@ class Dispatcher:
         pool: Pool,
         metrics: EdgeMetrics,
         sink: Sink,
-        providers: Mapping[str, ProviderSettings],
-        *,
-        window_bytes: int = limits.STREAM_WINDOW_BYTES,
-        max_buffered_bytes: int = 268_435_456,
         events: EventBus | None = None,
     ) -> None:
         self.runtime = runtime
@@ -64,12 +60,11 @@ class Dispatcher:
         self.pool = pool
         self.metrics = metrics
         self.sink = sink
-        self.providers = providers
-        self.window_bytes = window_bytes
-        self.max_buffered_bytes = max_buffered_bytes
+        self.providers: Mapping[str, ProviderSettings] = {}
+        self.window_bytes = limits.STREAM_WINDOW_BYTES
+        self.max_buffered_bytes = 268_435_456
         self.recovery = Limits()
         self.keepalive_s = 15.0  # 0: no keepalives
-        self.health: Health | None = None  # the composition root sets it
         self.live: set[ClientRequest | EdgeRun] = set()
         self.direct_runs = 0
         self.trace = Trace()

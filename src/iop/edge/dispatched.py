@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iop.edge.trace import MAX_NOTES, Note, candidates
+from iop.edge.trace import MAX_NOTES, Note, candidates, evidence
 from iop.errors import DeadlineExceeded, InvalidTransition, IopError
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -204,6 +204,14 @@ class Dispatched(ABC):
         if ticket.waiting:
             self._note_wait()
         d.watch_queue()
+
+    def _attempt_failed(self, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
+        """What a failed attempt leaves behind: a note and, of a stall, evidence, which has to count before the slot is
+        anybody's again. Answers as :meth:`iop.edge.health.Health.stall_reported` does."""
+        self._note_failure(failure.code.name.lower(), **evidence(failure))
+        if failure.code is not m.ErrorCode.RESPONSE_STALLED or self.lease is None or not self._leased:
+            return None
+        return self._dispatcher.nodes.health.stall_reported(self.lease, failure)
 
     def _turned_away(self, failure: m.ExecutionFailure) -> bool:
         """Whether a refusal at the node's door, before an answer began, only means that we wait again (EXEC-3, POOL-12,

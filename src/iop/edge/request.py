@@ -20,7 +20,7 @@ from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.edge.recovery import RETRIED_STATUSES, Decision, OwnAnswer, Recovery, decide
-from iop.edge.trace import candidates, evidence
+from iop.edge.trace import candidates
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -257,10 +257,7 @@ class ClientRequest(Answered):
         code, lease = failure.code, self.lease
         assert lease is not None
         lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
-        handoff = None
-        self._note_failure(failure.code.name.lower(), **evidence(failure))
-        if code is m.ErrorCode.RESPONSE_STALLED and self._dispatcher.health is not None:
-            handoff = self._dispatcher.health.stall_reported(lease, failure)
+        handoff = self._attempt_failed(failure)
         if self.state is SENT:
             if self._provider_status == 0 and self._turned_away(failure):
                 return

@@ -19,7 +19,6 @@ from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
 from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched, Outline
-from iop.edge.trace import evidence
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -261,10 +260,7 @@ class EdgeRun(Dispatched):
             return self._end(ReleaseCause.TERMINAL)
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
         failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
-        self._note_failure(failure.code.name.lower(), **evidence(failure))
-        health = self._dispatcher.health
-        if failure.code is m.ErrorCode.RESPONSE_STALLED and self._leased and self.lease is not None and health:
-            health.stall_reported(self.lease, failure)  # before the slot is anybody's again
+        self._attempt_failed(failure)
         if self.state is SENT and self._leased and not self._started:
             if self._turned_away(failure):
                 return None

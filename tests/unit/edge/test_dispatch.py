@@ -36,7 +36,7 @@ def test_a_waiter_is_refused_in_time_while_new_ones_come_at_every_moment(start: 
     world = PoolWorld([P], [group("g", P)], QueueLimits(timeout_s=TIMEOUT_S))
     sink: Any = SimpleNamespace(outcome=lambda record: None)
     runtime: Any = SimpleNamespace(wheel=wheel)
-    dispatcher = Dispatcher(runtime, world.pool, EdgeMetrics(), sink, {})
+    dispatcher = Dispatcher(runtime, world.pool, EdgeMetrics(), sink)
     world.lease()
     waiting: list[tuple[float, Waiter]] = []
     refused = 0
