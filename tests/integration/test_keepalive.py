@@ -149,6 +149,17 @@ async def test_an_answer_that_is_no_stream_becomes_an_error_event(beating: Stack
 
 @pytest.mark.req("API-7b", "API-8b")
 @async_test()
+async def test_an_event_stream_that_refuses_without_a_word_does_not_look_like_a_whole_answer(beating: Stack) -> None:
+    async with beating.scene() as scene:
+        client, _ = await waiting(scene, CHAT, "one", COMMENT)
+        (await scene.provider.call()).respond(b"", 503, SSE_HEADERS)
+        body, clean = await rest(client, COMMENT)
+        assert not clean
+        assert b"answered with status 503 instead of an event stream" in body
+
+
+@pytest.mark.req("API-7b", "API-8b")
+@async_test()
 async def test_an_error_of_the_edges_own_becomes_an_event(beating: Stack) -> None:
     async with beating.scene() as scene:
         client, _ = await waiting(scene, CHAT, "fragile", COMMENT)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC
 from typing import TYPE_CHECKING, Any
 
-from iop._fast.relay import CHUNKED, RAW, ClientStream
+from iop._fast.relay import ClientStream
 from iop._fast.sse import FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, provider_event
 from iop.edge.api.routes import Endpoint, Shape
 from iop.edge.dispatched import CANCELLING, DONE, OPEN, Dispatched
-from iop.edge.headers import frame_answer
 from iop.edge.recovery import OwnAnswer
 from iop.errors import IopError
 from iop.net.http.exchange import Exchange
@@ -87,8 +86,8 @@ class Answered(Dispatched, ABC):
             return
         self._drop_stream()
         if self._told:
-            # The head of a stream is out: what it says is said as an event, its own events as they are.
-            said = own.body if own.event_stream else self._event_of_provider(own)
+            # The head of a stream is out: what it says is said as an event; its own events, if any, as they are.
+            said = own.body if own.event_stream and own.body else self._event_of_provider(own)
             self._end_stream(said)
             return
         self.status = own.status
@@ -103,7 +102,7 @@ class Answered(Dispatched, ABC):
     def _end_stream(self, event: bytes) -> None:
         """The last event of a stream that has had a head and comments only, and an unclean end (API-8b)."""
         ex = self._ex
-        ex.writer.write(self._framed(event))
+        ex.send(event)
         ex.cut(reset=ex.head.http10)
 
     def _story(self) -> bytes:
@@ -147,7 +146,7 @@ class Answered(Dispatched, ABC):
         if self.state is not OPEN:
             if not self._told:
                 self._open_stream()
-            ex.writer.write(self._framed(self._sign_of_life()))
+            ex.send(self._sign_of_life())
         else:
             assert stream is not None
             if not self._sse:
@@ -161,19 +160,10 @@ class Answered(Dispatched, ABC):
 
     def _open_stream(self) -> None:
         """The head of an event stream that is yet to come: of these fields only, since nothing else is known."""
-        ex = self._ex
         self._note("keepalive")
         self._told = True
         self.status = 200
-        mode, framing = frame_answer(ex.head, 200, -1)
-        if mode == RAW:
-            ex.keep_alive = False
-        ex.writer.write(ex.head_bytes(200, _EVENTS % self.request_id.encode(), framing))
+        self._ex.begin_stream(_EVENTS % self.request_id.encode())
 
     def _sign_of_life(self) -> bytes:
         return _PING if self.endpoint.shape is Shape.ANTHROPIC else _COMMENT
-
-    def _framed(self, data: bytes) -> bytes:
-        """Body bytes of the edge's own as this client's answer is delimited, once its stream was opened."""
-        mode, _ = frame_answer(self._ex.head, 200, -1)
-        return b"%x\r\n%b\r\n" % (len(data), data) if mode == CHUNKED else data

@@ -17,7 +17,7 @@ from iop.net.loop import Runtime
 from iop.net.wheel import Timer
 from iop.observability.events import EVENTS, EventBus, name_of
 
-__all__ = ["Feed", "wanted_of"]
+__all__ = ["Feed", "message", "wanted_of"]
 
 KEEPALIVE_S = 15.0
 TICK_S = 0.5  # how soon a listener that reads again is served
@@ -51,14 +51,10 @@ class Feed:
         self._runtime = runtime
         self._ex = ex
         self._subscription = bus.subscribe(self._wake, wanted)
-        self._chunked = not ex.head.http10
-        if not self._chunked:
-            ex.keep_alive = False
         self._sent_at = runtime.wheel.now
         self._timer: Timer | None = None
         self._open = True
-        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        ex.writer.write(ex.head_bytes(200, _FIELDS, framing))
+        ex.begin_stream(_FIELDS)
         self._write(b": the events of this edge, from now on\n\n")
         self._tick()
 
@@ -80,8 +76,8 @@ class Feed:
         lost, events = self._subscription.take()
         lines: list[bytes] = []
         if lost:
-            lines.append(_message("lost", json.dumps({"event": "lost", "count": lost}).encode()))
-        lines += [_message(name_of(event), _ENCODER.encode(event)) for event in events]
+            lines.append(message("lost", json.dumps({"event": "lost", "count": lost}).encode()))
+        lines += [message(name_of(event), _ENCODER.encode(event)) for event in events]
         if lines:
             self._write(b"".join(lines))
 
@@ -96,8 +92,9 @@ class Feed:
 
     def _write(self, data: bytes) -> None:
         self._sent_at = self._runtime.wheel.now
-        self._ex.writer.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._ex.send(data)
 
 
-def _message(name: str, data: bytes) -> bytes:
+def message(name: str, data: bytes) -> bytes:
+    """One server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode("ascii"), data)

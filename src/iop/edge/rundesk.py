@@ -15,6 +15,7 @@ import msgspec
 from iop._fast.out import Writer
 from iop.edge.api.errors import error_object
 from iop.edge.dispatch import Dispatcher
+from iop.edge.feed import message
 from iop.edge.runs import EdgeRun, RunResult, RunSpec, submit_run
 from iop.errors import InvalidRequest, RequestCancelled
 from iop.net.http.exchange import Exchange
@@ -99,7 +100,6 @@ class RunFeed:
         self._ex = ex
         self._background = spec.background
         self._session_id = spec.session_id.decode()
-        self._chunked = not ex.head.http10
         self._text = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _TEXTS}
         self._tools: dict[int, codecs.IncrementalDecoder] = {}
         self._early: list[bytes] = []  # what the run said before its name was told
@@ -110,13 +110,11 @@ class RunFeed:
             ex.respond(202, _JSON, _ENCODER.encode({"run_id": self._run.request_id}))
             return
         self._open = True
-        if not self._chunked:
-            ex.keep_alive = False
-        ex.writer.write(ex.head_bytes(200, _EVENTS, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
+        ex.begin_stream(_EVENTS)
         early, self._early = self._early, []
         self._say("accepted", {"run_id": self._run.request_id})
-        for message in early:
-            self._write(message)
+        for said in early:
+            self._write(said)
         if self._run.listener_done:
             self._close()
 
@@ -171,24 +169,21 @@ class RunFeed:
         data = {"event": name, **data}
         if self._session_id:
             data["session_id"] = self._session_id
-        message = _message(name, _ENCODER.encode(data))
+        said = message(name, _ENCODER.encode(data))
         if self._open:
-            self._write(message)
+            self._write(said)
         else:
-            self._early.append(message)
+            self._early.append(said)
 
     def _write(self, data: bytes) -> None:
         if not self._ex.done:
-            self._ex.writer.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._ex.send(data)
 
     def _close(self) -> None:
         self._open = False
         self._ex.context = None
-        if self._ex.done:
-            return
-        if self._chunked:
-            self._ex.writer.write(b"0\r\n\r\n")
-        self._ex.finish()
+        if not self._ex.done:
+            self._ex.end_stream()
 
 
 _TEXTS = (m.RunEventKind.DELTA, m.RunEventKind.REASONING_DELTA)
@@ -196,7 +191,3 @@ _TEXTS = (m.RunEventKind.DELTA, m.RunEventKind.REASONING_DELTA)
 
 def _usage(usage: tuple[int | None, ...] | None) -> dict[str, Any]:
     return {name: count for name, count in zip(_TOKENS, usage or (), strict=False) if count is not None}
-
-
-def _message(name: str, data: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode("ascii"), data)

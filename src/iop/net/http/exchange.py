@@ -65,7 +65,8 @@ class App(Protocol):
 class Exchange:
     """One request and its response.
 
-    Answer with :meth:`respond`, or write a head and body to ``writer`` and call :meth:`finish` or :meth:`cut`.
+    Answer with :meth:`respond` or :meth:`begin_stream`, or write a head and body to ``writer`` and call :meth:`finish`
+    or :meth:`cut`.
     ``context`` is the app's, ``more_fields`` the field lines that it wants on every answer, ``buffered_bytes`` what it
     was handed of the body and holds. Exactly one of finish, cut and client_gone ends an exchange.
     """
@@ -107,6 +108,23 @@ class Exchange:
         framing = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         head = self.head_bytes(status, header_block, framing)
         self.writer.write(head if self.head.method == b"HEAD" else head + body)
+        self.finish()
+
+    def begin_stream(self, header_block: bytes) -> None:
+        """The head of a 200 of unknown length; :meth:`send` what comes, then :meth:`end_stream` or :meth:`cut`."""
+        if self.head.http10:
+            self.keep_alive = False
+        framing = b"" if self.head.http10 else b"transfer-encoding: chunked\r\n"
+        self.writer.write(self.head_bytes(200, header_block, framing))
+
+    def send(self, data: bytes) -> None:
+        """A part of the stream's body; not an empty one, which would look like its end."""
+        self.writer.write(data if self.head.http10 else b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end_stream(self) -> None:
+        """The stream is complete."""
+        if not self.head.http10:
+            self.writer.write(b"0\r\n\r\n")
         self.finish()
 
     def finish(self) -> None:
