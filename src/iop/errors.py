@@ -46,6 +46,7 @@ __all__ = [
     "RateLimited",
     "RequestCancelled",
     "RequestOverTokenLimit",
+    "RequestTimeout",
     "ResponseStalled",
     "RouteNotFound",
     "ScanError",
@@ -221,6 +222,13 @@ class Overloaded(IopError):
 
     code, status, retryable, retry_after_s = "overloaded", 503, True, 1
     text = "too many request bodies are being received; try again"
+
+
+class RequestTimeout(IopError):
+    """A head or a body came too slowly (API-6)."""
+
+    code, status = "timeout", 408
+    text = "the request did not arrive in time"
 
 
 class UnsupportedMediaType(IopError):

@@ -23,7 +23,7 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, bytes]] = []
         self.gone: list[str] = []
-        self.rejections: list[int] = []
+        self.rejections: list[str] = []
         self.waiting: list[Exchange] = []
         self.hold = False
         self.refuse: IopError | None = None
@@ -48,8 +48,8 @@ class Recorder:
     def client_gone(self, ex: Exchange, reason: str) -> None:
         self.gone.append(reason)
 
-    def rejected(self, status: int) -> None:
-        self.rejections.append(status)
+    def rejected(self, code: str) -> None:
+        self.rejections.append(code)
 
     @staticmethod
     def fail(ex: Exchange, error: IopError) -> None:
@@ -222,6 +222,7 @@ async def test_d8_slow_heads_and_bodies_end_at_their_clock_counted_from_the_firs
             assert (told["type"], told["param"], told["code"]) == ("invalid_request_error", None, "timeout")
         assert await idle.end() == "fin"
         assert app.gone == ["body_timeout"]
+        assert app.rejections == ["timeout", "timeout"]
         for client in (slow_head, slow_body, idle):
             await client.close()
 
@@ -304,6 +305,7 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         assert (answer.get("x-request-id") or "").startswith("req_")
         told = answer.json["error"]
         assert (told["type"], told["param"], told["code"]) == ("overloaded", None, "overloaded")
+        assert app.rejections == ["overloaded"]
         await extra.close()
         for client in clients:
             await client.close()

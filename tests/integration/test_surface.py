@@ -460,3 +460,13 @@ async def test_the_document_says_what_the_edge_does_and_the_edge_does_what_it_sa
     pages = {(path.decode(), method) for path in [*PAGES, b"/v1/models/{id}"] for method in ("get", "head")}
     assert documented == pages | {(path.decode(), "post") for path in ROUTES} | {(RAW_PATH, "post")}
     assert json.dumps(document).isascii()
+
+
+@pytest.mark.req("API-6", "OBS-1")
+@async_test()
+async def test_what_never_became_a_request_is_counted_by_what_was_wrong_with_it() -> None:
+    async with edge(max_header_bytes=1024) as (one, address):
+        assert (await get(address, "/", f"X: {'x' * 2000}")).status == 431
+        assert (await get(address, "/", "Host: another")).status == 400
+        counted = {labels: int(count) for labels, count in one.metrics.requests.read()}
+        assert counted == {("other", "head_too_large"): 1, ("other", "invalid_request_error"): 1}

@@ -182,8 +182,8 @@ class Admin:
         elif isinstance(ex.context, RunFeed):
             ex.context.client_gone()
 
-    def rejected(self, status: int) -> None:
-        """Counted by the server."""
+    def rejected(self, code: str) -> None:
+        """Operators are not counted."""
 
     @staticmethod
     def fail(ex: Exchange, error: IopError) -> None:

@@ -146,8 +146,8 @@ class Front:
         else:
             self._return_permit(ex)
 
-    def rejected(self, status: int) -> None:
-        self._dispatcher.metrics.requests["other", "invalid_request_error"].value += 1
+    def rejected(self, code: str) -> None:
+        self._dispatcher.metrics.requests["other", code].value += 1
 
     def _no_model(self, name: str) -> IopError:
         if self._may_come(name):

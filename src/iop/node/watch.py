@@ -66,8 +66,8 @@ class Watch:
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """Answers are written at once."""
 
-    def rejected(self, status: int) -> None:
-        """Counted by the server."""
+    def rejected(self, code: str) -> None:
+        """Nothing to count."""
 
     @staticmethod
     def fail(ex: Exchange, error: IopError) -> None:

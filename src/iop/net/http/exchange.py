@@ -33,9 +33,6 @@ class ServerStats:
     """Plain counters, read at scrape time."""
 
     accepted: int = 0
-    refused: int = 0  # above max_connections
-    malformed: int = 0
-    timeouts: int = 0
     buffered_body_bytes: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -58,8 +55,8 @@ class App(Protocol):
         """The client closed or was given up (``client_gone``, ``client_idle``, ``body_timeout``) before the response
         was done. The exchange is dead: nothing that is written to it arrives."""
 
-    def rejected(self, status: int) -> None:
-        """A request that never became an exchange was answered with this status."""
+    def rejected(self, code: str) -> None:
+        """A request that never became an exchange was answered with this error."""
 
 
 class Exchange:

@@ -24,7 +24,7 @@ from typing import cast
 from iop._fast.body import FRAMING_CHUNKED, FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
 from iop.credentials.contexts import Served
-from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge
+from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge, RequestTimeout
 from iop.ids import new_request_id
 from iop.net import flow
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
@@ -98,8 +98,7 @@ class HttpConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
         self.writer.attach(transport)
         if len(server.connections) > server.limits.max_connections or server.closing:
-            server.stats.refused += 1
-            self._plain(503, Overloaded.code, "too many connections", b"retry-after: 1\r\n")
+            self._refuse(Overloaded("too many connections; try again"))
             return
         self._set_deadline(server.limits.idle_timeout_s)
 
@@ -248,7 +247,6 @@ class HttpConnection(asyncio.Protocol):
         except IopError as exc:
             if exchange is not None and not exchange.done and self.state is BODY:
                 exchange.keep_alive = False
-                self.server.stats.malformed += 1
                 self.server.app_error(exchange, exc)
             else:
                 self.close(reset=False)
@@ -312,15 +310,9 @@ class HttpConnection(asyncio.Protocol):
         if self._waiting:
             self.server.runtime.loop.call_soon(self._resume)
 
-    def _refuse(self, exc: HeadError) -> None:
-        """A head that cannot be read: answer and close; nothing behind it is looked at."""
-        self.server.stats.malformed += 1
-        self._plain(exc.status, exc.code, exc.message)
-
-    def _plain(self, status: int, code: str, message: str, extra: bytes = b"") -> None:
-        """Answers what never became an exchange, and closes."""
-        self.server.app.rejected(status)
-        self.writer.write(self.server.error_answer(status, code, message, extra))
+    def _refuse(self, error: IopError, more: bytes = b"") -> None:
+        """Answers what never became an exchange, and closes; nothing behind it is looked at."""
+        self.writer.write(self.server.refusal(error, more))
         self.close(reset=False)
 
     def close(self, *, reset: bool, reason: str = "client_gone") -> None:
@@ -380,11 +372,10 @@ class HttpConnection(asyncio.Protocol):
         if self.state is CLOSED:  # closing, and the client does not read the rest
             self._transport.abort()
             return
-        self.server.stats.timeouts += 1
         if self.state in (HEAD, BODY):
             more = self._exchange.more_fields if self._exchange is not None else b""
             self._abandon("body_timeout")
-            self._plain(408, "timeout", "the request did not arrive in time", more)
+            self._refuse(RequestTimeout(), more)
         else:
             self.close(reset=False)
 
@@ -449,20 +440,22 @@ class HttpServer:
         )
         return port
 
-    def error_answer(self, status: int, code: str, message: str, extra: bytes = b"") -> bytes:
+    def refusal(self, error: IopError, more: bytes = b"") -> bytes:
         """A whole answer for what never became an exchange, and the last one of its connection. The object has OpenAI's
         shape: no API was asked yet."""
-        kind = "invalid_request_error" if 400 <= status < 500 else code
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        body = json.dumps({"error": error}, separators=(",", ":")).encode()
+        self.app.rejected(error.code)
+        kind = "invalid_request_error" if error.status < 500 else error.code
+        told = {"message": error.message, "type": kind, "param": None, "code": error.code}
+        body = json.dumps({"error": told}, separators=(",", ":")).encode()
         fields = b"x-request-id: %b\r\ncontent-type: application/json\r\n" % new_request_id().encode()
+        if error.retry_after_s is not None:
+            fields += b"retry-after: %d\r\n" % error.retry_after_s
         end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        return b"".join((status_line(status), self.date_line(), fields, extra, end, body))
+        return b"".join((status_line(error.status), self.date_line(), fields, more, end, body))
 
     def _speaks_tls(self) -> bytes:
         """For a client that does not."""
-        self.app.rejected(400)
-        return self.error_answer(400, InvalidRequest.code, "this port speaks TLS; use https://")
+        return self.refusal(InvalidRequest("this port speaks TLS; use https://"))
 
     def date_line(self) -> bytes:
         """RFC 9110 section 6.6.1, made once a second."""

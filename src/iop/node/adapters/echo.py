@@ -58,7 +58,7 @@ class EchoServer:
     def client_gone(self, ex: Exchange, reason: str) -> None:
         """The next word finds the exchange done."""
 
-    def rejected(self, status: int) -> None:
+    def rejected(self, code: str) -> None:
         """Nothing to count."""
 
     @staticmethod
