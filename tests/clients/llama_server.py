@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def main() -> None:
     server = xllamacpp.Server(params)
     address = server.listening_address.removeprefix("http://")
     line = {"event": "listening", "listener": "http", "address": address}
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    os.write(2, f"\n{json.dumps(line)}\n".encode())  # at once: the server's own lines come from other threads
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -69,6 +69,16 @@ def events(lines: list[Line], *names: str) -> list[Line]:
 # ---- giving up ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.req("SEC-1")
+@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_a_node_that_dials_another_machine_without_tls_says_so(
+    tmp_path: Path, nobody: tuple[str, int], host: str, told: bool
+) -> None:
+    with one_node(tmp_path, (host, nobody[1])) as node:
+        node.wait_event("edge_unreachable")
+        assert any(line.get("event") == "link_in_the_clear" for line in node.lines) is told
+
+
 @pytest.mark.req("REG-2", "SUP-3")
 def test_a_wrong_token_is_one_line_and_exit_3(tmp_path: Path) -> None:
     with one_edge(tmp_path / "edge") as edge:

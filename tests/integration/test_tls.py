@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -308,6 +310,21 @@ def joining(of: Program, token: str, *arguments: str) -> Program:
     host, port = of.address("nodes")
     line = command("iop-node", "join", f"{host}:{port}", "--log-format", "json", *arguments)
     return Program(line, env={"IOP_NODE_TOKEN": token})
+
+
+@pytest.mark.req("SEC-4")
+@pytest.mark.parametrize("form", ["--token {}", "--token={}", "--tok {}"])
+def test_the_token_of_a_pasted_line_is_in_no_process_list(tmp_path: Path, form: str) -> None:
+    with set_up(tmp_path) as (running, token):
+        line = command("iop-node", "join", "{}:{}".format(*running.address("nodes")), "--log-format", "json")
+        with Program([*line, *form.format(token).split()]) as joined:
+            joined.wait_event("edge_connected")
+            if sys.platform == "linux":
+                shown = Path(f"/proc/{joined.pid}/cmdline").read_text()
+            else:
+                shown = subprocess.check_output(["ps", "-o", "args=", "-p", str(joined.pid)], text=True)
+            assert "join" in shown
+            assert token not in shown
 
 
 @pytest.mark.req("SEC-1", "REG-1", "SUP-3")

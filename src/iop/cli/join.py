@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     join.add_argument("edge", metavar="HOST:PORT", help="the edge's transport address")
     join.add_argument(
-        "--token", metavar="T", help=f"this node's token (default: ${TOKEN_VARIABLE}, which other users cannot read)"
+        "--token", metavar="T", help=f"this node's token (default: ${TOKEN_VARIABLE}, which no shell's history keeps)"
     )
     how = join.add_mutually_exclusive_group()
     how.add_argument("--ca", metavar="FILE", type=Path, help="TLS, with an edge that this CA knows")
@@ -43,7 +44,19 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     join.set_defaults(run=_join)
 
 
+def _hide(token: str) -> None:
+    """Everybody on this machine can read a process's command line, its user alone its environment: starts this program
+    again, as the same process, with the token there. Does nothing if the command line has none."""
+    words = [word for word in sys.orig_argv if word != token and not word.endswith("=" + token)]
+    if len(words) == len(sys.orig_argv):
+        return
+    words = [word for word in words if not (word.startswith("--t") and "--token".startswith(word))]
+    os.execve(sys.executable, words, {**os.environ, TOKEN_VARIABLE: token})  # noqa: S606 - this very program
+
+
 def _join(arguments: argparse.Namespace) -> int:
+    if arguments.token:
+        _hide(arguments.token)
     from iop.config.load import parse_node
 
     token = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
