@@ -9,7 +9,6 @@ A page is made of them when somebody asks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iop.observability.logs import RequestOutcome
@@ -19,7 +18,7 @@ from iop.pool.snapshot import Standing
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.edge.dispatched import Dispatched
+    from iop.edge.dispatched import Dispatched, Outline
 
 __all__ = ["MAX_NOTES", "Note", "Record", "Trace", "candidates", "evidence", "live", "page"]
 
@@ -110,18 +109,11 @@ def candidates(pool: Pool, ticket: Ticket) -> dict[str, Any]:
 def page(record: Record) -> dict[str, Any]:
     """A record as ``/admin/trace/REQUEST`` shows it: the request, then what happened in order."""
     o, since = record.outcome, record.accepted_at
-    notes = record.notes or []
-    steps = events(notes, since)
-    # Notes are in order by themselves. The other steps are put between them by what they must come before, since the
-    # loop's time stands still for a millisecond and longer.
+    steps = _steps(record, since, o)
     if o.first_token_ms:
-        committed_at = since + o.first_token_ms / 1000
+        committed_at, notes = since + o.first_token_ms / 1000, record.notes or []
         at = next((i for i, note in enumerate(notes) if note[0] >= committed_at and _of(note, o.attempts)), len(notes))
-        steps.insert(at, _step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))
-    if record.sent_at:
-        where = leased(record.lease) if record.lease is not None else {"node": o.node, "provider": o.provider}
-        steps.insert(_sent_before(notes, record.sent_at, o.attempts),
-                     _step((record.sent_at - since) * 1000, "sent", {"attempt": o.attempts, **where}))  # fmt: skip
+        steps.insert(at + 1, _step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))
     ended: dict[str, Any] = {"outcome": o.outcome, "status": o.status}
     if record.released is not None:
         ended["released"] = record.released.value
@@ -150,12 +142,7 @@ def page(record: Record) -> dict[str, Any]:
 def live(request: Dispatched, now: float) -> dict[str, Any]:
     """The same of a request that is going on; ``now`` is the loop's time."""
     outline = request.outline()
-    since, notes, attempts = outline.accepted_at, request.notes or [], request.attempts
-    steps = events(notes, since)
-    if request.sent_at:
-        where = leased(request.lease) if request.lease is not None else {"node": outline.node}
-        steps.insert(_sent_before(notes, request.sent_at, attempts),
-                     _step((request.sent_at - since) * 1000, "sent", {"attempt": attempts, **where}))  # fmt: skip
+    since = outline.accepted_at
     return {
         "request_id": request.request_id,
         "state": outline.state,
@@ -164,13 +151,21 @@ def live(request: Dispatched, now: float) -> dict[str, Any]:
         "model": outline.model,
         "attempts": outline.attempts,
         "total_ms": round((now - since) * 1000, 1),
-        "events": steps,
+        "events": _steps(request, since, outline),
     }
 
 
-def _sent_before(notes: list[Note], sent_at: float, attempt: int) -> int:
-    """The first note that is of the last attempt, or later than its start."""
-    return next((i for i, note in enumerate(notes) if note[0] > sent_at or _of(note, attempt)), len(notes))
+def _steps(of: Record | Dispatched, since: float, told: RequestOutcome | Outline) -> list[dict[str, Any]]:
+    """Notes are in order by themselves. The start of the last attempt is put between them by what it must come before,
+    since the loop's time stands still for a millisecond and longer. A run that went past the pool has no lease, but is
+    ``told`` where it is."""
+    notes, attempt = of.notes or [], told.attempts
+    steps = [_step((at - since) * 1000, what, said) for at, what, said in notes]
+    if of.sent_at:
+        where = _leased(of.lease) if of.lease is not None else {"node": told.node, "provider": told.provider}
+        at = next((i for i, note in enumerate(notes) if note[0] > of.sent_at or _of(note, attempt)), len(notes))
+        steps.insert(at, _step((of.sent_at - since) * 1000, "sent", {"attempt": attempt, **where}))
+    return steps
 
 
 def _of(note: Note, attempt: int) -> bool:
@@ -178,7 +173,7 @@ def _of(note: Note, attempt: int) -> bool:
     return note[1] == "cancelling" or note[2].get("attempt") == attempt
 
 
-def leased(lease: Lease) -> dict[str, Any]:
+def _leased(lease: Lease) -> dict[str, Any]:
     """What a lease is for."""
     return {
         "lease": lease.lease_id,
@@ -188,11 +183,6 @@ def leased(lease: Lease) -> dict[str, Any]:
         "generation": lease.generation,
         "long": lease.long,
     }
-
-
-def events(notes: Iterable[Note], since: float) -> list[dict[str, Any]]:
-    """Notes as a page shows them, with the time since ``since``."""
-    return [_step((at - since) * 1000, what, said) for at, what, said in notes]
 
 
 def _step(after_ms: float, what: str, said: dict[str, Any]) -> dict[str, Any]:
