@@ -26,11 +26,15 @@ def require_local(host: bytes, origin: bytes | None) -> None:
     """Raises Forbidden unless Host and Origin both do: a page of another origin must not reach a listener on loopback
     through a name that resolves there (DNS rebinding)."""
     if host and _hostname(host) not in _LOOPBACK_NAMES:
-        raise Forbidden("without API keys only loopback host names are served; set http.api_keys or allow_anonymous")
+        raise Forbidden(
+            "without API keys only loopback host names are served; set http.api_keys, keys_file or allow_anonymous"
+        )
     if origin is not None:
         match = _ORIGIN.fullmatch(origin)
         if match is None or match[1].lower() not in _LOOPBACK_NAMES:
-            raise Forbidden("without API keys no other origin is served; set http.api_keys or allow_anonymous")
+            raise Forbidden(
+                "without API keys no other origin is served; name it in http.cors_origins, or set http.api_keys"
+            )
 
 
 def _hostname(authority: bytes) -> bytes:
