@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from iop.edge.api.openapi import RAW_PATH
-from iop.edge.api.routes import ADMINISTRATION, PAGES, ROUTES
+from iop.edge.api.openapi import RAW_PATH, openapi
+from iop.edge.api.routes import ADMINISTRATION, PAGES, RATES, ROUTES
+from iop.edge.cors import Cors
 from tests.support.aio import async_test
 from tests.support.edge import ask, edge, get
 from tests.support.http import Answer, Client, chat, post
@@ -470,3 +471,11 @@ async def test_what_never_became_a_request_is_counted_by_what_was_wrong_with_it(
         assert (await get(address, "/", "Host: another")).status == 400
         counted = {labels: int(count) for labels, count in one.metrics.requests.read()}
         assert counted == {("other", "head_too_large"): 1, ("other", "invalid_request_error"): 1}
+
+
+@pytest.mark.req("API-1", "API-11")
+def test_pages_may_read_what_the_document_says_of_answers_and_no_more() -> None:
+    (line,) = [line for line in Cors(["*"]).fields(b"http://a").split(b"\r\n") if b"expose-headers" in line]
+    documented = json.loads(openapi())["components"]["headers"]
+    assert sorted(line.decode().partition(": ")[2].split(", ")) == sorted(documented)
+    assert {name for name in documented if name.startswith("x-ratelimit-")} == set(RATES)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from iop.edge.api.routes import RATES, STORY
+
 __all__ = ["Cors"]
 
 MAX_AGE_S = 3600
 MAX_NAMES_BYTES = 2048  # of the fields that a page wants to send
-_EXPOSED = (
-    b"access-control-expose-headers: x-request-id, x-iop-provider, x-iop-attempts, x-iop-queue-ms, "
-    b"x-iop-provider-request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
-    b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens\r\n"
-)
+_EXPOSED = b"access-control-expose-headers: %b\r\n" % ", ".join((*STORY, *RATES, "retry-after")).encode("ascii")
 _ANY = b"access-control-allow-origin: *\r\n" + _EXPOSED
 _VARY = b"vary: access-control-request-method, access-control-request-headers\r\n"
 _NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")

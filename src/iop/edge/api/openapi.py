@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from iop import __version__
-from iop.edge.api.routes import PAGES, ROUTES, Endpoint, Page, Shape, page_of
+from iop.edge.api.routes import PAGES, RATES, ROUTES, STORY, Endpoint, Page, Shape, page_of
 
 __all__ = ["RAW_PATH", "openapi"]
 
@@ -85,8 +85,13 @@ _HEADERS: Json = {
     "x-iop-queue-ms": _header("How long it waited for a slot.", "integer"),
     "x-iop-provider-request-id": _header("The provider's own x-request-id."),
     "retry-after": _header("Seconds, where trying again later makes sense.", "integer"),
+    "x-ratelimit-limit-requests": _header("Requests a minute of this key, if it has that limit.", "integer"),
+    "x-ratelimit-remaining-requests": _header("What is left of them.", "integer"),
+    "x-ratelimit-reset-requests": _header("Seconds until all are there again, as in `1.500s`."),
+    "x-ratelimit-limit-tokens": _header("Tokens a minute of this key, if it has that limit.", "integer"),
+    "x-ratelimit-remaining-tokens": _header("What is left of them.", "integer"),
+    "x-ratelimit-reset-tokens": _header("Seconds until all are there again, as in `1.500s`."),
 }
-_STORY = ("x-request-id", "x-iop-provider", "x-iop-attempts", "x-iop-queue-ms", "x-iop-provider-request-id")
 
 
 def _content(schema: Json, *more: str) -> Json:
@@ -98,7 +103,7 @@ def _errors(shape: Shape | None) -> Json:
     """The answers that are not the one that was asked for; ``shape`` None: by the client's anthropic-version."""
     error, anthropic = _ref("schemas", "Error"), _ref("schemas", "AnthropicError")
     schema: Json = {"oneOf": [error, anthropic]} if shape is None else anthropic if shape is Shape.ANTHROPIC else error
-    headers = {name: _ref("headers", name) for name in (*_STORY[:4], "retry-after")}
+    headers = {name: _ref("headers", name) for name in (*STORY[:4], *RATES, "retry-after")}
     return {"default": {"description": "An error of the edge's", "content": _content(schema), "headers": headers}}
 
 
@@ -109,7 +114,7 @@ def _asked(endpoint: Endpoint | None) -> Json:
         body["multipart/form-data"] = {"schema": _ref("schemas", "Form")}
     told: Json = {
         "description": "The provider's answer; its status may be another one",
-        "headers": {name: _ref("headers", name) for name in _STORY},
+        "headers": {name: _ref("headers", name) for name in (*STORY, *RATES)},
     }
     if endpoint is not None:
         told["content"] = _content({"type": "object"}, "text/event-stream")

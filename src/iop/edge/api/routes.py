@@ -10,7 +10,21 @@ from enum import Enum
 
 from iop.wire.messages import EventDialect
 
-__all__ = ["MODELS", "MODEL_PREFIX", "PAGES", "READ", "ROUTES", "WRITE", "Endpoint", "Page", "Shape", "page_of", "raw"]
+__all__ = [
+    "MODELS",
+    "MODEL_PREFIX",
+    "PAGES",
+    "RATES",
+    "READ",
+    "ROUTES",
+    "STORY",
+    "WRITE",
+    "Endpoint",
+    "Page",
+    "Shape",
+    "page_of",
+    "raw",
+]
 
 
 class Shape(Enum):
@@ -93,6 +107,10 @@ PAGES: dict[bytes, Page] = {
 }
 MODELS, MODEL_PREFIX = PAGES[b"/v1/models"], b"/v1/models/"
 _MODEL = Page(b"/v1/models/{id}", "One model; its id may contain slashes")
+
+#: Fields of answers that are the edge's own: what happened to a request, and what is left of its key's rates.
+STORY = ("x-request-id", "x-iop-provider", "x-iop-attempts", "x-iop-queue-ms", "x-iop-provider-request-id")
+RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset"))
 
 #: Values of Allow.
 READ, WRITE = "GET, HEAD, OPTIONS", "POST, OPTIONS"
