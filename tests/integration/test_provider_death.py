@@ -193,7 +193,11 @@ def test_a_provider_that_accepts_and_closes_frees_its_slot(mortal: Stack, name: 
             client = await scene.send(post(CHAT, chat(name)))
             await asyncio.to_thread(slam)
             answer = await client.answer()
-            assert (answer.status, answer.json["error"]["code"]) == (502, LOST)
+            told = (
+                {LOST} if name == "slams" else {LOST, "provider_unreachable"}
+            )  # a reset may overtake the connect's end
+            assert answer.status == 502
+            assert answer.json["error"]["code"] in told
             await scene.in_use(0)
             await asyncio.to_thread(slam)  # the node's probe hears the same, and nobody else is sent there
             await lowered(scene, name)
