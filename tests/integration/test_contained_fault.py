@@ -45,7 +45,7 @@ def configured() -> Any:
     return parse_edge(json.dumps(config), source="test")
 
 
-@pytest.mark.parametrize("where", ["head", "commit", "terminal"])
+@pytest.mark.parametrize("where", ["head", "commit", "held end", "terminal"])
 def test_a_raising_callback_costs_its_own_request_only(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken: list[str] = []
 
@@ -59,7 +59,7 @@ def test_a_raising_callback_costs_its_own_request_only(where: str, monkeypatch: 
         return method
 
     cls = request_module.ClientRequest
-    name = {"head": "on_head", "commit": "on_commit", "terminal": "_completed"}[where]
+    name = {"head": "on_head", "commit": "on_commit", "held end": "on_held_end", "terminal": "_completed"}[where]
     monkeypatch.setattr(cls, name, planted(name, getattr(cls, name)))
 
     @async_test()
@@ -83,7 +83,11 @@ def test_a_raising_callback_costs_its_own_request_only(where: str, monkeypatch: 
                 victim.send(post(CHAT, chat("m")))
                 opened = await node.request()
                 broken.append(opened.run_id)
-                node.answer(opened, b"{}")
+                if where == "held end":
+                    node.start_stream(opened)
+                    node.streams[opened.stream_id].end()
+                else:
+                    node.answer(opened, b"{}")
                 # Before the commit the client is told; behind the last byte its answer is whole already.
                 assert (await victim.answer()).status == (200 if where == "terminal" else 500)
                 assert broken[1:] == ["raised"]

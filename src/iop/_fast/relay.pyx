@@ -181,10 +181,12 @@ cdef class ClientStream(RequestStream):
             if f.kind == fr.K_END and before == S_WAITING:
                 raise ProtocolError("wrong_state", f"stream {self.stream_id}: end before head")
             self.pieces = None
-            if self.state == S_HELD and f.kind == fr.K_END and not self.owner.on_held_end():
-                self.commit()
-            self.state = S_ENDED
-            self.mux.forget(self)
+            try:
+                if self.state == S_HELD and f.kind == fr.K_END and not self.owner.on_held_end():
+                    self.commit()
+            finally:  # whatever the owner does: the node will say no more
+                self.state = S_ENDED
+                self.mux.forget(self)
             usage = fr.tokens_as_tuple(&f.usage) if f.has_usage else None
             self.owner.on_terminal(f.kind, usage, extra)
             self.owner = None  # no cycle is left for the collector
