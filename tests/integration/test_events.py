@@ -82,7 +82,7 @@ async def test_a_node_that_comes_and_goes_is_told(stack: Stack) -> None:
         assert (gone["event"], gone["node"], bool(gone["reason"])) == ("node_disconnected", "n2", True)
 
 
-@pytest.mark.parametrize("query", ["?kind=prompt", "?kind=run_", "?since=1"])
+@pytest.mark.parametrize("query", ["?kind=prompt", "?kind=run_", "?since=1", "?" + "kind=run&" * 17])
 def test_a_filter_that_is_none_is_refused(stack: Stack, query: str) -> None:
     @async_test()
     async def ask() -> None:

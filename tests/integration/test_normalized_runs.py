@@ -37,6 +37,7 @@ async def events(client: Client) -> list[Any]:
 @async_test()
 async def test_a_direct_run_is_told_event_by_event(stack: Stack) -> None:
     async with stack.scene() as scene:
+        before = await scene.samples("iop_edge_tokens_total")
         client = await scene.run(**DIRECT, options={"max_tokens": 9}, session_id="s-7")
         call = await scene.provider.call()
         assert (call.provider, call.path) == ("m", b"/m/v1/chat/completions")
@@ -61,6 +62,10 @@ async def test_a_direct_run_is_told_event_by_event(stack: Stack) -> None:
         line = await scene.outcome(read(seen)[0]["run_id"])
         assert (line["api"], line["outcome"], line["node"], line["provider"]) == ("runs", "ok", "n1", "m")
         assert line.get("queue_ms", 0) == 0
+        after = await scene.samples("iop_edge_tokens_total")
+        for kind, count in (("input", 3), ("output", 2)):
+            label = f'{{kind="{kind}"}}'
+            assert after[label] == before.get(label, 0) + count
 
 
 @pytest.mark.req("POOL-10", "POOL-14")

@@ -249,6 +249,23 @@ async def test_what_may_have_done_something_is_not_sent_again(spare: Stack, why:
         assert len(scene.provider.calls) == 1
 
 
+@pytest.mark.req("API-8", "API-8c")
+@pytest.mark.parametrize("why", ["too large", "not an endpoint that computes"])
+@async_test()
+async def test_a_body_that_will_not_be_sent_again_is_let_go_of_with_the_head(spare: Stack, why: str) -> None:
+    path, more = SIDE_EFFECTS[why]
+    async with spare.scene() as scene:
+        client = await scene.send(post(path, chat("m", stream=True, **more)))
+        call = await scene.provider.call()
+        assert (await scene.samples("iop_edge_buffered_body_bytes"))[""] > 0
+        call.start(headers=SSE_HEADERS)
+        call.send(ROLE)  # which shows nothing yet
+        while (await scene.samples("iop_edge_buffered_body_bytes"))[""]:
+            pass
+        await client.close()
+        await call.gone.wait()
+
+
 @pytest.mark.req("API-8", "API-7c")
 @async_test()
 async def test_a_client_that_leaves_between_two_attempts_ends_both(spare: Stack) -> None:

@@ -29,7 +29,10 @@ _ENCODER = msgspec.json.Encoder()
 def wanted_of(query: bytes) -> frozenset[str]:
     """The events that ``?kind=`` asks for: names, or ``run`` and ``node`` for all of theirs, apart by commas. Raises
     InvalidRequest for what is none."""
-    asked = parse_qs(query.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=16)
+    try:
+        asked = parse_qs(query.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        raise InvalidRequest("/admin/events takes one parameter, kind, and not as often as that") from None
     unknown = sorted(asked.keys() - {"kind"})
     if unknown:
         raise InvalidRequest("/admin/events takes one parameter: kind", param=unknown[0][:64])

@@ -195,8 +195,9 @@ class ClientRequest(Answered):
         if self._permit is not None:
             block = self._permit.without_rates(block)
         self._block = block
-        if self.body_bytes > self._dispatcher.recovery.max_body_bytes:
-            self.intake.release()  # it has arrived, and is too large to be sent again
+        if self.body_bytes > self._dispatcher.recovery.max_body_bytes or not self.endpoint.computes:
+            self.intake.release()  # it has arrived, and will not be sent again
+            ex.release_body()
         if self._told:
             return self._go_on(stream, status)
         # A stream's own length would leave no room for an error event, and a short one would look complete (API-8b).

@@ -32,6 +32,7 @@ from iop.errors import (
 )
 from iop.observability.events import RunStarted
 from iop.observability.logs import RequestOutcome
+from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import limits
 from iop.wire import messages as m
@@ -323,8 +324,14 @@ class EdgeRun(Dispatched):
         d, error, usage = self._dispatcher, self._error, self._usage
         outcome = error.code if error is not None else "ok"
         duration_s = d.wheel.now - self.accepted_at
-        d.metrics.requests[API, outcome].value += 1
-        d.metrics.duration[API].observe(duration_s)
+        metrics, waited_s = d.metrics, 0.0
+        if self.ticket is not None:
+            waited_s = self.ticket.waited_s
+            metrics.queue_wait[()].observe(waited_s)
+        metrics.requests[API, outcome].value += 1
+        metrics.duration[API].observe(duration_s)
+        for kind, count in zip(TOKEN_KINDS, usage or (), strict=False):
+            metrics.tokens[kind].value += count or 0
         record = RequestOutcome(
             ts=time.time(),
             request_id=self.request_id,
@@ -338,7 +345,7 @@ class EdgeRun(Dispatched):
             provider=self._provider_id,
             stream=True,
             attempts=self.attempts,
-            queue_ms=int(self.ticket.waited_s * 1000) if self.ticket is not None else 0,
+            queue_ms=int(waited_s * 1000),
             bytes_in=len(self.spec.given),
             bytes_out=self.body_bytes_out,
             input_tokens=(usage[0] or 0) if usage is not None else 0,
