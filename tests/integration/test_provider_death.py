@@ -195,7 +195,7 @@ def test_a_provider_that_accepts_and_closes_frees_its_slot(mortal: Stack, name: 
             answer = await client.answer()
             told = (
                 {LOST} if name == "slams" else {LOST, "provider_unreachable"}
-            )  # a reset may overtake the connect's end
+            )
             assert answer.status == 502
             assert answer.json["error"]["code"] in told
             await scene.in_use(0)
