@@ -193,9 +193,8 @@ def test_a_provider_that_accepts_and_closes_frees_its_slot(mortal: Stack, name: 
             client = await scene.send(post(CHAT, chat(name)))
             await asyncio.to_thread(slam)
             answer = await client.answer()
-            told = (
-                {LOST} if name == "slams" else {LOST, "provider_unreachable"}
-            )
+            # A reset may overtake the end of the connect.
+            told = {LOST} if name == "slams" else {LOST, "provider_unreachable"}
             assert answer.status == 502
             assert answer.json["error"]["code"] in told
             await scene.in_use(0)
