@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ _TARGET = re.compile(rb'"model": ?"([^"]*)"')
 
 KINDS = ("json", "sse", "cut", "reset", "silent", "error", "gone", "stall")
 _KIND_WEIGHTS = (50, 34, 3, 3, 1, 3, 4, 1)
+_RUN_WEIGHTS = (35, 24, 16, 6, 1, 6, 6, 6)  # they are few: what may be sent again fails more often, and has text
 
 
 @dataclass(slots=True)
@@ -56,17 +56,18 @@ class Plan:
     # what happened
     sent_at: float = 0.0
     served: int = 0
-    heard: Callable[[], bool] = bool  # whether a byte of an answer reached the node
+    direct: bool = False  # a run past the pool
+    shown: bool = False  # its listener has heard more than the start of a run
     outcome: str = ""
     records: int = 0
     record: str = ""
 
     @classmethod
     def draw(cls, rng: random.Random, number: int, models: tuple[str, ...], *, run: bool = False) -> Plan:
-        kind = rng.choices(KINDS, _KIND_WEIGHTS)[0]
+        kind = rng.choices(KINDS, _RUN_WEIGHTS if run else _KIND_WEIGHTS)[0]
         stream = kind == "sse" or (kind in ("cut", "stall") and rng.random() < 0.5) or (run and kind != "error")
         big = rng.random() < 0.01
-        size = rng.choice((0, 0, 0, 900)) if not big else rng.choice((60_000, 140_000))
+        size = rng.choice((0, 900, 900, 900) if run else (0, 0, 0, 900)) if not big else rng.choice((60_000, 140_000))
         if stream:
             events = [
                 b'data: {"id":"c%d-%d","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n'
@@ -94,6 +95,16 @@ class Plan:
             slow=big and rng.random() < 0.5,
             close_s=rng.choice((0.05, 1.0, 2.5, 6.0)) if rng.random() < 0.2 else 0.0,
         )
+
+    @property
+    def replayable(self) -> bool:
+        """Whether asking for a run twice does nothing twice."""
+        return self.number % 4 != 0
+
+    @property
+    def times(self) -> int:
+        """How often it may be with a provider: two re-admissions is what the configuration allows (API-8)."""
+        return 1 if self.direct or (self.run and not self.replayable) else 3
 
     @property
     def text(self) -> bytes:
@@ -261,11 +272,13 @@ class RunClient:
         self.world = world
         self.plan = plan
         self.run: EdgeRun | None = None
+        self._started = False
         self._text: list[bytes] = []
 
     def start(self, edge: EdgeProgram, provider_id: str) -> None:
         """Queued, or past the pool to ``provider_id``. In the edge's loop."""
         plan = self.plan
+        plan.direct = bool(provider_id)
         spec = RunSpec(
             b'{"messages":[{"role":"user","content":"%b"}]}' % (b"x" * plan.padding),
             options=b'{"user":"c%d"}' % plan.number,
@@ -274,6 +287,7 @@ class RunClient:
             adapter=provider_id,
             target=f"{plan.model}@{provider_id}" if provider_id else "",
             timeout_s=5.0,
+            replayable=plan.replayable,
         )
         try:
             self.run = submit_run(edge.edge.dispatcher, spec, self, "operator")
@@ -293,6 +307,10 @@ class RunClient:
     def run_event(self, event: m.RunEvent) -> None:
         if self.plan.outcome:
             self.world.violation(f"c{self.plan.number}: an event behind the end of its run")
+        if self._started is (event.kind == m.RunEventKind.START):
+            self.world.violation(f"c{self.plan.number}: a run that starts twice, or not at first")
+        self.plan.shown = self._started
+        self._started = True
         if event.kind == m.RunEventKind.DELTA:
             self._text.append(event.text)
 
@@ -342,8 +360,6 @@ class Upstream:
         self.plan = plan = self.world.plans[int(number[1])]
         self.count += 1
         self.world.served(plan, self.provider_id, target[1].decode())
-        transport, before = self._transport, self._transport.delivered
-        plan.heard = lambda: transport.delivered > before
         self._transport.peer.linger_s = plan.close_s
         self._later(plan.wait_s, self._answer)
 

@@ -53,7 +53,6 @@ class Transport(asyncio.Transport):
         self.protocol: Any = None
         self.peer: Transport
         self.linger_s = 0.0
-        self.delivered = 0  # bytes that the other end was given
         self.closed = False  # connection_lost was called, or its program is dead
         self._closing = False
         self._reading = True
@@ -202,7 +201,6 @@ class Transport(asyncio.Transport):
                 return
             data = self._take()
             size = len(data)
-            self.delivered += size
             peer.protocol.data_received(data)
             self._shrink(size)
         if not self._queue and self._eof and not self._eof_told and not peer._closing and peer._reading:

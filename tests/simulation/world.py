@@ -57,6 +57,7 @@ MUST_SEE = (
     "probe of an engine that is failing", "probe of an engine that is hung", "observation dead", "observation well",
     "observation old", "observation foreign", "observation malformed", "overlay lowered", "overlay restored", "revoked",
     "queue timeout", "refused unavailable", "slow client", "burst", "queued run", "direct run", "cancel run",
+    "run sent again",
 )  # fmt: skip
 
 
@@ -361,8 +362,9 @@ class World:
         if self.note:
             self.note(f"c{plan.number} is with {provider_id}")
         plan.served += 1
-        # Two re-admissions is what the configuration allows; a run is sent again for a connection that was given up.
-        if plan.served > (2 if plan.run else 3) or (plan.run and plan.heard()):
+        if plan.run and plan.served > 1:
+            self.seen["run sent again"] += 1
+        if plan.served > plan.times or plan.shown:
             self.violation(f"c{plan.number} was sent again although it was answered, or too often")
         if target != f"{plan.model}@{provider_id}":
             self.violation(f"c{plan.number} for {plan.model} came to {provider_id} as {target}")

@@ -36,8 +36,9 @@ class Answered(Dispatched, ABC):
     """A dispatched request with a client behind it. ``beats`` is between the opening by :meth:`_start_beating` and the
     end; ``_told`` says that the head of a stream has gone out before there was an answer."""
 
-    __slots__ = ("_beat", "_ex", "_permit", "_sse", "_told", "endpoint", "error", "status")
+    __slots__ = ("_beat", "_ex", "_permit", "_sse", "_told", "endpoint", "status")
 
+    path = "tunnel"
     stream: ClientStream | None
 
     def __init__(self, dispatcher: Dispatcher, ex: Exchange, endpoint: Endpoint, permit: Permit | None) -> None:
@@ -45,7 +46,6 @@ class Answered(Dispatched, ABC):
         self._ex = ex
         self.endpoint = endpoint
         self.status = 0  # what the client was told
-        self.error: IopError | None = None
         self._permit = permit  # of a key that has limits
         self._sse = False  # the answer is an event stream that can be read
         self._told = False

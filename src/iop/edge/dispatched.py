@@ -5,18 +5,21 @@
                                           │ (readmitted: WAITING)    │
                                           └── gone, deadline, stop ──┴──▶ CANCELLING ──terminal──▶ DONE
 
-In CANCELLING whoever asked has their answer or is gone, and the lease waits for the node's word that the call has ended
+OPEN begins when something of an answer is shown (API-7). What fails in SENT, before that, may be sent again (API-8). In
+CANCELLING whoever asked has their answer or is gone, and the lease waits for the node's word that the call has ended
 (POOL-12). Every way into DONE passes ``_end``, which returns the lease, once.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from iop.edge.recovery import RETRIED_CODES, Decision, OwnAnswer, Recovery, decide
 from iop.edge.trace import MAX_NOTES, Note, candidates, evidence
-from iop.errors import DeadlineExceeded, InvalidTransition, IopError
+from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
 from iop.wire import messages as m
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from iop.edge.dispatch import Dispatcher
 
 __all__ = ["Dispatched", "Outline", "State"]
+
+log = logging.getLogger("iop.edge.dispatched")
 
 # Refusals of one request by nodes; an honest node's slots are held by somebody and waited for.
 MAX_REFUSALS = 100
@@ -77,13 +82,17 @@ class Dispatched(ABC):
     """See the module. Subclasses say what is sent, and what whoever asked is told."""
 
     __slots__ = (
+        "_commit_bytes",
         "_dispatcher",
+        "_first_at",
         "_leased",
         "_lost_once",
+        "_recovery",
         "_refusals",
         "_session",
         "_timer",
         "attempts",
+        "error",
         "lease",
         "notes",
         "released",
@@ -94,6 +103,7 @@ class Dispatched(ABC):
         "ticket",
     )
 
+    path: ClassVar[str]  # as in the labels of metrics: what a request travels as
     stream: ClientStream | RunSink | None
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -109,6 +119,10 @@ class Dispatched(ABC):
         self._timer: Any = None
         self._refusals = 0
         self._lost_once = False
+        self._recovery: Recovery | None = None  # once an attempt has failed
+        self._first_at = 0.0  # when OPEN began, and how much of the answer had come by then
+        self._commit_bytes = 0
+        self.error: IopError | None = None  # what whoever asked was told, or would have been
         self.sent_at = 0.0  # the last attempt
         self.released: ReleaseCause | None = None  # how the last lease ended, once all is over
         self.notes: list[Note] | None = None  # for the trace
@@ -123,6 +137,18 @@ class Dispatched(ABC):
     @abstractmethod
     def _fail(self, error: IopError) -> None:
         """Tells whoever asked; only the first word counts."""
+
+    @abstractmethod
+    def _side_effects(self) -> bool:
+        """Whether asking a provider twice may do something twice (API-8)."""
+
+    @abstractmethod
+    def _held_bytes(self) -> int | None:
+        """Before OPEN: the size of what would be sent again; None when it is no longer here."""
+
+    @abstractmethod
+    def _withdrawn(self) -> None:
+        """An attempt has failed and another comes: what was learnt of its answer does not count."""
 
     @abstractmethod
     def _over(self) -> None:
@@ -167,9 +193,10 @@ class Dispatched(ABC):
             self._end(ReleaseCause.SEND_FAILED)
 
     def refused(self, error: IopError) -> None:
-        """The pool let us go: no candidate, or the queue's time is up."""
+        """The pool let us go: no candidate, or the queue's time is up. Behind a failed attempt that is not what whoever
+        asked is told."""
         self._note_refusal(error)
-        self._fail(error)
+        self._give_up(error)
         self._end()
 
     def revoked(self, lease: Lease, error: IopError) -> None:
@@ -186,7 +213,11 @@ class Dispatched(ABC):
 
     def _lost(self, error: IopError) -> bool:
         """The node is gone. True if the request is on its way again; else whoever asked has been told."""
-        if self.state in (SENT, OPEN):
+        if self.state is SENT:
+            if self._recover(error, avoid=None):
+                return True
+            self._give_up(error)
+        elif self.state is OPEN:
             self._fail(error)
         return False
 
@@ -204,14 +235,6 @@ class Dispatched(ABC):
         if ticket.waiting:
             self._note_wait()
         d.watch_queue()
-
-    def _attempt_failed(self, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
-        """What a failed attempt leaves behind: a note and, of a stall, evidence, which has to count before the slot is
-        anybody's again. Answers as :meth:`iop.edge.health.Health.stall_reported` does."""
-        self._note_failure(failure.code.name.lower(), **evidence(failure))
-        if failure.code is not m.ErrorCode.RESPONSE_STALLED or self.lease is None or not self._leased:
-            return None
-        return self._dispatcher.nodes.health.stall_reported(self.lease, failure)
 
     def _turned_away(self, failure: m.ExecutionFailure) -> bool:
         """Whether a refusal at the node's door, before an answer began, only means that we wait again (EXEC-3, POOL-12,
@@ -247,6 +270,111 @@ class Dispatched(ABC):
         self._note("sent_again", cause=cause.value)
         self._dispatcher.metrics.readmissions[cause.value].value += 1
         self._readmit(cause, held=held)
+
+    # ---- another attempt (API-8) -------------------------------------------------------------------------------------
+
+    def _attempt_failed(self, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
+        """What a failed attempt leaves behind: a note and, of a stall, evidence, which has to count before the slot is
+        anybody's again. Answers as :meth:`iop.edge.health.Health.stall_reported` does."""
+        self._note_failure(failure.code.name.lower(), **evidence(failure))
+        if failure.code is not m.ErrorCode.RESPONSE_STALLED or self.lease is None or not self._leased:
+            return None
+        return self._dispatcher.nodes.health.stall_reported(self.lease, failure)
+
+    def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
+        """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
+        whoever asked; ``answered`` says that the provider's answer had begun."""
+        lingering = not failure.close_confirmed and failure.code is not m.ErrorCode.CAPACITY_EXCEEDED
+        handoff = self._attempt_failed(failure)
+        if self.state is SENT:
+            # Past the pool is past this, too: whoever named a provider asks about that one.
+            if self.ticket is not None and self._made_up_for(failure, error, handoff, answered, lingering):
+                return
+            self._give_up(error)
+        elif self.state is OPEN:
+            self._fail(error)
+        cause = ReleaseCause.CANCEL_CONFIRMED if self.state is CANCELLING else ReleaseCause.TERMINAL
+        self._end(cause, lingering=lingering)
+
+    def _made_up_for(
+        self,
+        failure: m.ExecutionFailure,
+        error: IopError,
+        handoff: m.ProviderHealth | None,
+        answered: bool,
+        lingering: bool,
+    ) -> bool:
+        """Whether an attempt that has shown nothing is followed by another, which is on its way then."""
+        code, lease = failure.code, self.lease
+        assert lease is not None
+        if not answered and self._turned_away(failure):
+            return True
+        if code is m.ErrorCode.RESPONSE_STALLED:
+            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11).
+            fallback = handoff is m.ProviderHealth.AVAILABLE
+            retryable = handoff is not None and failure.retryable
+            return self._recover(
+                error, avoid=lease.provider_id, retryable=retryable, fallback=fallback, lingering=lingering
+            )
+        if code in RETRIED_CODES:
+            avoid = None if self._kept_too_long(failure) else lease.provider_id
+            return self._recover(error, avoid=avoid, lingering=lingering)
+        return False
+
+    def _recover(
+        self,
+        error: IopError,
+        *,
+        avoid: str | None,
+        retryable: bool = True,
+        fallback: bool = False,
+        lingering: bool = False,
+        own: OwnAnswer | None = None,
+    ) -> bool:
+        """Sends the request again if nothing speaks against it; true if it is on its way. The fenced stream is closed
+        here first, and nobody is told to cancel: the node has said that the call is over, or is gone."""
+        d, ticket, recovery = self._dispatcher, self.ticket, self._recovery
+        assert ticket is not None
+        decision = decide(
+            side_effects=self._side_effects(),
+            held_bytes=self._held_bytes(),
+            readmissions=recovery.readmissions if recovery is not None else 0,
+            limits=d.recovery,
+            left_s=self._timer.at - d.wheel.now,
+            retryable=retryable,
+        )
+        ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
+        if avoid is not None:
+            ticket.tried |= {avoid}
+        if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
+            decision = Decision.NO_CANDIDATE
+        api = self.outline().api
+        d.metrics.recovery_eligibility[api, self.path, decision.value].value += 1
+        log.info("edge_liveness_recovery_observation", extra={"fields": {"api": api, "decision": decision.value}})
+        more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
+        self._note("recovery", decision=decision.value, avoid=avoid, fallback=fallback, **more)
+        if recovery is None:
+            recovery = self._recovery = Recovery(error)
+        if own is not None:
+            recovery.answer = own
+        if decision is not Decision.ELIGIBLE:
+            return False
+        recovery.readmissions += 1
+        self._drop_stream()
+        self._withdrawn()
+        d.metrics.readmissions["recovery"].value += 1
+        self._readmit(ReleaseCause.TERMINAL, lingering=lingering, recovery=True)
+        return True
+
+    def _give_up(self, error: IopError) -> None:
+        """Nothing was shown and no attempt is left: whoever asked is told how the first one failed."""
+        self._fail(self._recovery.error if self._recovery is not None else error)
+
+    def _count_recovery(self) -> None:
+        """What became of a request that was sent again. Every end passes here, a deadline and a shutdown too."""
+        cancelled = isinstance(self.error, ClientGone | ClientIdle | RequestCancelled)
+        result = "recovered" if self._first_at else "cancelled" if cancelled else "failed"
+        self._dispatcher.metrics.recovery_results[self.outline().api, result].value += 1
 
     # ---- endings -----------------------------------------------------------------------------------------------------
 
@@ -307,6 +435,8 @@ class Dispatched(ABC):
             self._leased = False
             self.released = cause = cause or ReleaseCause.TERMINAL
             actions = d.pool.release(lease, cause, d.wheel.now, lingering=lingering)
+        if self._recovery is not None and self._recovery.readmissions:
+            self._count_recovery()
         self._over()
         if self.ticket is not None:
             self.ticket.owner = None  # it refers to us, and we to it: nothing is left for the collector to find

@@ -10,11 +10,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from iop.errors import IopError
+from iop.wire import messages as m
 
-__all__ = ["RETRIED_STATUSES", "Decision", "Limits", "OwnAnswer", "Recovery", "decide"]
+__all__ = ["RETRIED_CODES", "RETRIED_STATUSES", "Decision", "Limits", "OwnAnswer", "Recovery", "decide"]
 
 #: A provider's answers behind which another provider may do better. Everything else is its last word.
 RETRIED_STATUSES = frozenset({429, 502, 503})
+
+#: Failures of an attempt behind which another may succeed, beside a stall, which has rules of its own. ``CANCELLED``
+#: without our asking is a node that stops; a run whose answer was no completion, or had a status of 5xx or 429, is a
+#: ``PROVIDER_PROTOCOL_ERROR``, and one whose answer ended early ``ADAPTER_NO_TERMINAL``.
+RETRIED_CODES = frozenset(
+    {
+        m.ErrorCode.PROVIDER_UNREACHABLE,
+        m.ErrorCode.PROVIDER_CONNECTION_LOST,
+        m.ErrorCode.PROVIDER_PROTOCOL_ERROR,
+        m.ErrorCode.PROVIDER_TRUNCATED,
+        m.ErrorCode.ADAPTER_NO_TERMINAL,
+        m.ErrorCode.CANCELLED,
+    }
+)
 
 
 class Decision(StrEnum):

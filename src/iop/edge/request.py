@@ -19,8 +19,7 @@ from iop.edge.api.errors import error_of
 from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
-from iop.edge.recovery import RETRIED_STATUSES, Decision, OwnAnswer, Recovery, decide
-from iop.edge.trace import candidates
+from iop.edge.recovery import RETRIED_STATUSES, OwnAnswer
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -29,7 +28,6 @@ from iop.errors import (
     IopError,
     ProviderProtocolError,
     ProviderTruncated,
-    RequestCancelled,
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
@@ -55,29 +53,14 @@ _END = int(m.TunnelFrameKind.END)
 _NO_TOKENS: Tokens = (None, None, None, None)
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
 
-#: Failures behind which nothing was shown and another attempt may succeed, beside a stall, which has rules of its own.
-#: ``CANCELLED`` without our asking is a node that stops.
-_RETRIED = frozenset(
-    {
-        m.ErrorCode.PROVIDER_UNREACHABLE,
-        m.ErrorCode.PROVIDER_CONNECTION_LOST,
-        m.ErrorCode.PROVIDER_PROTOCOL_ERROR,
-        m.ErrorCode.PROVIDER_TRUNCATED,
-        m.ErrorCode.CANCELLED,
-    }
-)
-
 
 class ClientRequest(Answered):
     """One request. ``intake`` holds what was learnt while its body came in."""
 
     __slots__ = (
         "_block",
-        "_commit_bytes",
-        "_first_at",
         "_provider",
         "_provider_status",
-        "_recovery",
         "_usage",
         "body_bytes",
         "group_id",
@@ -103,9 +86,6 @@ class ClientRequest(Answered):
         self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
         self._block = b""  # field lines of an answer that is held
-        self._recovery: Recovery | None = None  # once an attempt has failed
-        self._first_at = 0.0
-        self._commit_bytes = 0
         self._usage: Tokens | None = None
 
     # ---- admission ---------------------------------------------------------------------------------------------------
@@ -240,7 +220,10 @@ class ClientRequest(Answered):
         if kind == _END:
             self._completed()
         else:
-            self._failed(failure if failure is not None else m.ExecutionFailure(m.ErrorCode.INTERNAL))
+            lease, failure = self.lease, failure or m.ExecutionFailure(m.ErrorCode.INTERNAL)
+            assert lease is not None
+            error = error_of(failure, lease.provider_id)
+            self._attempt_over(failure, error, answered=self._provider_status != 0)
 
     def _completed(self) -> None:
         stream, state = self.stream, self.state
@@ -254,80 +237,16 @@ class ClientRequest(Answered):
             return
         self._end(_TERMINAL if state is not CANCELLING else _CANCEL_CONFIRMED)
 
-    def _failed(self, failure: m.ExecutionFailure) -> None:
-        code, lease = failure.code, self.lease
-        assert lease is not None
-        lingering = not failure.close_confirmed and code is not m.ErrorCode.CAPACITY_EXCEEDED
-        handoff = self._attempt_failed(failure)
-        if self.state is SENT:
-            if self._provider_status == 0 and self._turned_away(failure):
-                return
-            error = error_of(failure, lease.provider_id)
-            if code is m.ErrorCode.RESPONSE_STALLED:
-                # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11).
-                fallback = handoff is m.ProviderHealth.AVAILABLE
-                retryable = handoff is not None and failure.retryable
-                again = self._recover(error, retryable=retryable, avoid=lease.provider_id, fallback=fallback)
-            elif code in _RETRIED:
-                avoid = None if self._kept_too_long(failure) else lease.provider_id
-                again = self._recover(error, avoid=avoid, lingering=lingering)
-            else:
-                again = False
-            if again:
-                return
-            self._give_up(error)
-        elif self.state is OPEN:
-            self._fail(error_of(failure, lease.provider_id))
-        self._end(_CANCEL_CONFIRMED if self.state is CANCELLING else _TERMINAL, lingering=lingering)
-
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
 
-    def _recover(
-        self,
-        error: IopError,
-        *,
-        avoid: str | None,
-        retryable: bool = True,
-        fallback: bool = False,
-        lingering: bool = False,
-        own: OwnAnswer | None = None,
-    ) -> bool:
-        """Sends the request again if nothing speaks against it; true if it is on its way. The fenced stream is closed
-        here first, and nobody is told to cancel: the node has said that the call is over, or is gone."""
-        d, ticket, lease, intake, recovery = self._dispatcher, self.ticket, self.lease, self.intake, self._recovery
-        assert ticket is not None
-        assert lease is not None
-        decision = decide(
-            side_effects=not self.endpoint.computes
-            or not intake.replayable(stores_by_default=self._stores_by_default()),
-            held_bytes=intake.received_bytes if intake.held else None,
-            readmissions=recovery.readmissions if recovery is not None else 0,
-            limits=d.recovery,
-            left_s=self._timer.at - d.wheel.now,
-            retryable=retryable,
-        )
-        ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
-        if avoid is not None:
-            ticket.tried |= {avoid}
-        if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
-            decision = Decision.NO_CANDIDATE
-        d.metrics.recovery_eligibility[self.endpoint.name, "tunnel", decision.value].value += 1
-        fields = {"api": self.endpoint.name, "decision": decision.value}
-        log.info("edge_liveness_recovery_observation", extra={"fields": fields})
-        more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
-        self._note("recovery", decision=decision.value, avoid=avoid, fallback=fallback, **more)
-        if recovery is None:
-            recovery = self._recovery = Recovery(error)
-        if own is not None:
-            recovery.answer = own
-        if decision is not Decision.ELIGIBLE:
-            return False
-        recovery.readmissions += 1
-        self._drop_stream()
+    def _side_effects(self) -> bool:
+        return not self.endpoint.computes or not self.intake.replayable(stores_by_default=self._stores_by_default())
+
+    def _held_bytes(self) -> int | None:
+        return self.intake.received_bytes if self.intake.held else None
+
+    def _withdrawn(self) -> None:
         self._sse = False
-        d.metrics.readmissions["recovery"].value += 1
-        self._readmit(_TERMINAL, lingering=lingering, recovery=True)
-        return True
 
     def _held_answer(self) -> bool:
         """The provider's whole answer is held: it is the client's, unless another attempt is made (True)."""
@@ -350,28 +269,12 @@ class ClientRequest(Answered):
         return False
 
     def _give_up(self, error: IopError) -> None:
-        """No attempt is left: what the provider that was asked last has answered, else how the first one failed."""
-        recovery = self._recovery
-        if recovery is None:
-            self._answer(error)
-        elif recovery.answer is not None:
-            self._answer_own(recovery.answer)
+        """What the provider that was asked last has answered comes before how the first one failed."""
+        own = self._recovery.answer if self._recovery is not None else None
+        if own is not None:
+            self._answer_own(own)
         else:
-            self._answer(recovery.error)
-
-    def refused(self, error: IopError) -> None:
-        """The pool let us go. Behind a failed attempt that is not what the client is told."""
-        self._note_refusal(error)
-        self._give_up(error)
-        self._end()
-
-    def _lost(self, error: IopError) -> bool:
-        if self.state is not SENT:
-            return super()._lost(error)
-        if self._recover(error, avoid=None):
-            return True
-        self._give_up(error)
-        return False
+            super()._give_up(error)
 
     def _stores_by_default(self) -> bool:
         provider = self._provider
@@ -423,16 +326,8 @@ class ClientRequest(Answered):
         self._stop_beating()
         if self._permit is not None:
             self._permit.end(self._dispatcher.runtime.loop.time(), self._usage)
-        if self._recovery is not None and self._recovery.readmissions:
-            self._count_recovery()
         self._log()
         self._ex.context = None  # it refers to us, and we to it: nothing is left for the collector to find
-
-    def _count_recovery(self) -> None:
-        """What became of a request that was sent again. Every end passes here, a deadline and a shutdown too."""
-        cancelled = isinstance(self.error, ClientGone | ClientIdle | RequestCancelled)
-        result = "recovered" if self._first_at else "cancelled" if cancelled else "failed"
-        self._dispatcher.metrics.recovery_results[self.endpoint.name, result].value += 1
 
     def _log(self) -> None:
         d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream

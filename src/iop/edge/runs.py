@@ -5,20 +5,22 @@ node's own gate is what bounds it (EXEC-3). A *queued* run names a model and wai
 ways through the pool are those of :mod:`iop.edge.dispatched`.
 
 A listener hears the run's events in order and then, exactly once, how it ended. What its node says is checked against
-the same rule as an adapter's word is on the node: nothing follows a terminal, and nothing comes before the start.
+the same rule as an adapter's word is on the node: nothing follows a terminal, and nothing comes before the start. A
+queued run that fails before its listener has heard more than the start may be sent to another provider (API-8); the
+start of a later attempt is not told again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, SENT, WAITING, Dispatched, Outline
+from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, WAITING, Dispatched, Outline
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -88,7 +90,7 @@ class RunListener(Protocol):
     writer: Writer | None
 
     def run_event(self, event: m.RunEvent) -> None:
-        """Any event but a terminal."""
+        """Any event but a terminal. The first is the start, and there is no other start."""
 
     def run_ended(self, result: RunResult) -> None:
         """The end; called once, and nothing follows."""
@@ -119,9 +121,10 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
 class EdgeRun(Dispatched):
     """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_ended", "_error", "_listener", "_node_id", "_provider_id", "_started", "_usage",
+    __slots__ = ("_ended", "_input_bytes", "_listener", "_node_id", "_provider_id", "_start_told", "_started", "_usage",
                  "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
 
+    path = "run"
     stream: RunSink | None
 
     def __init__(self, d: Dispatcher, spec: RunSpec, listener: RunListener, principal: str) -> None:
@@ -130,10 +133,11 @@ class EdgeRun(Dispatched):
         self._listener = listener
         self.principal = principal
         self.accepted_at = d.wheel.now
+        self._input_bytes = len(spec.given)
         self.body_bytes_out = 0
-        self._started = False  # the node's start event was passed on
+        self._started = False  # the node's start event has come, of this attempt
+        self._start_told = False  # the listener has heard one
         self._ended = False  # the listener has heard the end
-        self._error: IopError | None = None
         self._usage: tuple[int | None, ...] | None = None
         self._node_id = self._provider_id = ""
 
@@ -193,7 +197,6 @@ class EdgeRun(Dispatched):
         d, spec = self._dispatcher, self.spec
         settings = d.providers[provider_id]
         self._session = session
-        self._started = False
         stream = self.stream = RunSink(self)
         if self._listener.writer is not None:
             stream.feeds(self._listener.writer)
@@ -248,6 +251,12 @@ class EdgeRun(Dispatched):
             self._cancel(m.CancelReason.PROTOCOL)
             return
         self._started = True
+        if kind == m.RunEventKind.START:
+            if self._start_told:
+                return  # another attempt's was told
+            self._start_told = True
+        elif self.state is SENT:
+            self._shown(len(event.text))
         if kind == m.RunEventKind.USAGE:
             self._usage = event.usage
         self.body_bytes_out += len(event.text)
@@ -255,23 +264,35 @@ class EdgeRun(Dispatched):
             self._listener.run_event(event)
 
     def _terminal(self, event: m.RunEvent) -> None:
-        cancelled = self.state is CANCELLING
-        if event.kind is m.RunEventKind.COMPLETE and not cancelled:
+        complete = event.kind is m.RunEventKind.COMPLETE
+        if complete and self.state is not CANCELLING:
+            if self._started and self.state is SENT:
+                self._shown(0)  # an answer without a word is one, too
             self._finish(None if self._started else ProviderProtocolError(_DISORDER), event.finish_reason)
-            return self._end(ReleaseCause.TERMINAL)
+            self._end(ReleaseCause.TERMINAL)
+            return
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
-        failure = event.failure or m.ExecutionFailure(code, close_confirmed=True)
-        self._attempt_failed(failure)
-        if self.state is SENT and self._leased and not self._started:
-            if self._turned_away(failure):
-                return None
-            if self.spec.replayable and self._kept_too_long(failure):
-                return self._again(ReleaseCause.TERMINAL)
-        self._fail(_error(failure, self._provider_id))
-        full = failure.code is m.ErrorCode.CAPACITY_EXCEEDED
-        confirmed = failure.close_confirmed or full or event.kind is m.RunEventKind.COMPLETE
-        cause = ReleaseCause.CANCEL_CONFIRMED if cancelled else ReleaseCause.TERMINAL
-        return self._end(cause, lingering=not confirmed)
+        told = event.failure if not complete else None
+        failure = told or m.ExecutionFailure(code, close_confirmed=True)
+        self._attempt_over(failure, _error(failure, self._provider_id), answered=self._started)
+
+    def _shown(self, text_bytes: int) -> None:
+        """The listener hears more than the start: from here on there is no other answer, and the input is let go of."""
+        self._move(OPEN)
+        self._first_at = self._dispatcher.runtime.loop.time()
+        self._commit_bytes = text_bytes
+        self.spec = replace(self.spec, given=b"")
+
+    # ---- another attempt (API-8) -------------------------------------------------------------------------------------
+
+    def _side_effects(self) -> bool:
+        return not self.spec.replayable
+
+    def _held_bytes(self) -> int:
+        return self._input_bytes
+
+    def _withdrawn(self) -> None:
+        self._started = False
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in a callback: it ends this run, and no other."""
@@ -279,12 +300,12 @@ class EdgeRun(Dispatched):
         self._fail(InternalError())
         if ended:
             self._end(ReleaseCause.TERMINAL)
-        elif self.state is SENT:
+        elif self.state in (SENT, OPEN):
             self._cancel(m.CancelReason.PROTOCOL)
 
     def on_lost(self) -> None:
         """The link is gone. A leased run hears of it from the pool."""
-        if not self._leased and self.state in (SENT, CANCELLING):
+        if not self._leased and self.state in (SENT, OPEN, CANCELLING):
             self._fail(NodeDisconnected())
             self._end()
 
@@ -304,7 +325,7 @@ class EdgeRun(Dispatched):
         if self._ended:
             return
         self._ended = True
-        self._error = error
+        self.error = error
         self._listener.run_ended(RunResult(error, finish_reason, self._usage))
 
     def outline(self) -> Outline:
@@ -321,15 +342,18 @@ class EdgeRun(Dispatched):
         self._listener = _NOBODY
 
     def _log(self) -> None:
-        d, error, usage = self._dispatcher, self._error, self._usage
+        d, error, usage = self._dispatcher, self.error, self._usage
         outcome = error.code if error is not None else "ok"
-        duration_s = d.wheel.now - self.accepted_at
+        duration_s = d.runtime.loop.time() - self.accepted_at
+        first_s = self._first_at - self.accepted_at if self._first_at else 0.0
         metrics, waited_s = d.metrics, 0.0
         if self.ticket is not None:
             waited_s = self.ticket.waited_s
             metrics.queue_wait[()].observe(waited_s)
         metrics.requests[API, outcome].value += 1
         metrics.duration[API].observe(duration_s)
+        if first_s:
+            metrics.first_token[API].observe(first_s)
         for kind, count in zip(TOKEN_KINDS, usage or (), strict=False):
             metrics.tokens[kind].value += count or 0
         record = RequestOutcome(
@@ -338,7 +362,7 @@ class EdgeRun(Dispatched):
             api=API,
             outcome=outcome,
             status=error.status if error is not None else 200,
-            duration_ms=int(duration_s * 1000),
+            duration_ms=int(duration_s * 10_000) / 10,
             principal=self.principal,
             model=self.spec.model,
             node=self._node_id,
@@ -346,14 +370,15 @@ class EdgeRun(Dispatched):
             stream=True,
             attempts=self.attempts,
             queue_ms=int(waited_s * 1000),
-            bytes_in=len(self.spec.given),
+            first_token_ms=int(first_s * 10_000) / 10,
+            bytes_in=self._input_bytes,
             bytes_out=self.body_bytes_out,
             input_tokens=(usage[0] or 0) if usage is not None else 0,
             output_tokens=(usage[1] or 0) if usage is not None else 0,
         )
         d.outcome(record)
         keep = d.trace.straight if self.notes is None else d.trace.noted
-        keep((record, self.accepted_at, self.sent_at, 0, self.lease, self.released, self.notes))
+        keep((record, self.accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.notes))
 
 
 class _Nobody:
