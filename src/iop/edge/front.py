@@ -97,18 +97,20 @@ class Front:
 
     def head_received(self, ex: Exchange) -> None:
         head = ex.head
-        endpoint = ROUTES.get(head.path)
+        endpoint, form = ROUTES.get(head.path), None
         try:
             cors = self._access.cors
             if cors is not None:
                 ex.more_fields = cors.fields(origin_of(head))
             if endpoint is None or head.method != b"POST":
-                self._aside(ex, endpoint)
-            else:
-                key = self._key(ex)
-                intake = Intake(head, self._max_body_bytes)
-                # Last, so that whatever comes later finds the permit in the context.
-                ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
+                endpoint = self._aside(ex, endpoint)
+                if endpoint is None:
+                    return
+                form = form_of(head)
+            key = self._key(ex)
+            intake = Intake(head, self._max_body_bytes, form)
+            # Last, so that whatever comes later finds the permit in the context.
+            ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
         except IopError as exc:
             self.fail(ex, exc)
 
@@ -182,26 +184,29 @@ class Front:
             return endpoint.shape
         return Shape.ANTHROPIC if ex.head.get(b"anthropic-version") is not None else Shape.OPENAI
 
-    def _aside(self, ex: Exchange, endpoint: Endpoint | None) -> None:
-        """Whatever is not a POST of a known endpoint. Raises what refuses it."""
+    def _aside(self, ex: Exchange, endpoint: Endpoint | None) -> Endpoint | None:
+        """Whatever is not a POST of a known endpoint: answered here, or the endpoint of any other POST, whose key is
+        yet to be looked at. Raises what refuses it."""
         head = ex.head
         if head.method == b"OPTIONS":
-            return self._options(ex, endpoint)
+            self._options(ex, endpoint)
+            return None
         page = page_of(head.path) if endpoint is None else None
         if page is not None and page.keyless:
             _require_reading(ex)
-            return answer_health(ex, self._ready(), _named())
+            answer_health(ex, self._ready(), _named())
+            return None
+        if endpoint is None and page is None and head.method == b"POST":
+            other = raw(head.path, self._shape(ex, None))
+            if other is not None:
+                return other
         key = self._key(ex)
         if endpoint is not None:
             raise MethodNotAllowed(WRITE)
-        if page is not None:
-            _require_reading(ex)
-            return ex.respond(200, _JSON + _named(), self._page(ex, page, key))
-        endpoint = raw(head.path, self._shape(ex, None)) if head.method == b"POST" else None
-        if endpoint is None:
+        if page is None:
             raise RouteNotFound
-        intake = Intake(head, self._max_body_bytes, form_of(head))
-        ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
+        _require_reading(ex)
+        ex.respond(200, _JSON + _named(), self._page(ex, page, key))
         return None
 
     def _page(self, ex: Exchange, page: Page, key: Key) -> bytes:
