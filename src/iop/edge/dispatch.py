@@ -83,25 +83,30 @@ class Dispatcher:
         return self.runtime.wheel.now
 
     def perform(self, actions: Actions) -> None:
-        """Carries out what the pool decided."""
+        """Carries out what the pool decided. One that raises, a fault of ours, keeps none of the others back: the first
+        exception is raised at the end."""
         if not actions:
             return
         self._todo.extend(actions)
         if self._performing:
             return
         self._performing = True
-        try:
-            while self._todo:
-                action = self._todo.popleft()
-                request: ClientRequest | EdgeRun = action.ticket.owner
+        failure: Exception | None = None
+        while self._todo:
+            action = self._todo.popleft()
+            request: ClientRequest | EdgeRun = action.ticket.owner
+            try:
                 if isinstance(action, Granted):
                     request.granted(action.lease)
                 elif isinstance(action, Refused):
                     request.refused(action.error)
                 else:
                     request.revoked(action.lease, action.error)
-        finally:
-            self._performing = False
+            except Exception as exc:
+                failure = failure or exc
+        self._performing = False
+        if failure is not None:
+            raise failure
 
     # ---- what is told (OBS-3) ----------------------------------------------------------------------------------------
 

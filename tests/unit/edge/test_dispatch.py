@@ -1,4 +1,4 @@
-"""The queue's clock: who waits is told in time, whoever else comes."""
+"""What the dispatcher does for all requests: the clock of the queue, and what the pool decides, in order."""
 
 from __future__ import annotations
 
@@ -55,3 +55,22 @@ def test_a_waiter_is_refused_in_time_while_new_ones_come_at_every_moment(start: 
             world.wait(owner=waiter)
             dispatcher.watch_queue()
     assert refused > 50
+
+
+@pytest.mark.req("POOL-4")
+def test_a_fault_of_ours_with_one_waiter_keeps_no_other_back() -> None:
+    class Broken(Waiter):
+        def refused(self, error: IopError) -> None:
+            raise RuntimeError("planted")
+
+    world = PoolWorld([P], [group("g", P)])
+    sink: Any = SimpleNamespace(outcome=lambda record: None)
+    runtime: Any = SimpleNamespace(wheel=Wheel(1000.0))
+    dispatcher = Dispatcher(runtime, world.pool, EdgeMetrics(), sink)
+    world.lease()
+    waiters = [Waiter(), Broken(), Waiter(), Waiter()]
+    for waiter in waiters:
+        world.wait(owner=waiter)
+    with pytest.raises(RuntimeError, match="planted"):
+        dispatcher.perform(world.pool.shutdown(world.now))
+    assert [waiter.error is not None for waiter in waiters] == [True, False, True, True]
