@@ -234,6 +234,7 @@ def running_stack(
             node_file = node_config(edge.address("nodes"), node=dict(node or {}))
             with node_program(folder, node_file, env=environment) as running:
                 edge.wait_line(lambda line: str(line.get("event", "")).startswith("node_connected"))
+                running.wait_event("edge_connected")
                 scripted = frozenset(name for name, row in providers.items() if "base_url" not in row)
                 yield Stack(edge, running, sock, caretaker, scripted)
     finally:
