@@ -250,12 +250,16 @@ class Agent:
                 raise UnknownProvider
             if isinstance(request, m.ProviderTunnelRequest):
                 head = provider.request_head(request)
-            slot = self.backends.gate.try_acquire(request.provider_id, leased=request.lease.lease_id != 0)
+            leased = request.lease.lease_id != 0
+            slot = self.backends.gate.try_acquire(request.provider_id, leased=leased)
         except IopError as exc:
             return self._refuse(request, failure_of(exc))
         if slot is None:
             self.metrics.capacity_refusals.add()
-            return self._refuse(request, capacity_exceeded(self.backends.gate.report_full(request.provider_id)))
+            # What a direct run is told changes nothing in the edge's books, so nothing is owed for it.
+            gate = self.backends.gate
+            held = gate.report_full(request.provider_id) if leased else gate.held(request.provider_id)
+            return self._refuse(request, capacity_exceeded(held))
         call: ProviderCall
         background = False
         if isinstance(request, m.ProviderTunnelRequest):

@@ -123,3 +123,26 @@ async def test_a_slot_that_ends_between_two_connections_is_told_to_nobody() -> N
     assert second.closed() == []
     second.agent.link.connection_lost(None)
     backends.close()
+
+
+@pytest.mark.req("POOL-12", "POOL-14")
+@pytest.mark.parametrize("leased", [True, False])
+@async_test()
+async def test_what_a_direct_run_is_told_of_slots_owes_the_edge_nothing(leased: bool) -> None:
+    """The edge counts as lingering what a leased request is told of, and nothing that a direct run is told of."""
+    runtime = Runtime(asyncio.get_running_loop())
+    backends = Backends(runtime, Allowance())
+    edge = Edge(runtime, backends)
+    await edge.registered()
+    edge.tell(m.NodeReadyResponse(True))
+    slots = [backends.gate.try_acquire("p", leased=False) for _ in range(2)]
+    binding = m.LeaseBinding(7 if leased else 0, False, 1)
+    edge.tell(m.RunRequest(1, "r", "openai_compat", "p", "t", 1 << 16, 60_000, 0, binding, b"hi", 2))
+    (refusal,) = edge.heard()
+    assert refusal.fields["extra"].failure.slots_held == 2
+    for slot in slots:
+        assert slot is not None
+        end_call(backends, slot)
+    assert edge.closed() == (["p", "p"] if leased else [])
+    edge.agent.link.connection_lost(None)
+    backends.close()
