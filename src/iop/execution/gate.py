@@ -10,7 +10,8 @@ that call has really ended, once::
 A slot is *owed* when the edge counts it as a lingering unit and learns of its end only by EdgeNodeEvent(call_closed):
 after a terminal with ``close_confirmed=false`` (:meth:`Slot.linger`), when a new session reported it as still held
 (:meth:`CapacityGate.carry_over`), and when ``capacity_exceeded`` reported it to a request with a lease although none
-explains it (:meth:`CapacityGate.report_full`). So every unit that the edge may count as lingering has its end announced.
+explains it (:meth:`CapacityGate.report_full`). So every unit that the edge may count as lingering has its end
+announced.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class CapacityGate:
             del self._held[provider_id]
 
     def try_acquire(self, provider_id: str, *, leased: bool = True) -> Slot | None:
-        """A slot, or None if the provider is full: then answer ``capacity_exceeded``, with :meth:`report_full` if leased.
+        """A slot, or None if the provider is full: then answer ``capacity_exceeded``; if leased, with what
+        :meth:`report_full` says.
 
         ``leased`` says that the request came with a lease of the edge's pool; a direct run has none (POOL-14). Raises
         UnknownProvider.
