@@ -53,7 +53,7 @@ MEANINGS = {
     "admin.listen": "null or `admin: null` disables it [restart]",
     "queue.timeout_ms": "how long a request waits for a slot",
     "queue.max_waiters_per_principal": "of one key's owner, over all models",
-    "recovery.max_attempts": "of one request, over all causes; 0 = none",
+    "recovery.max_attempts": "further attempts of one request, over all causes; 0 = none",
     "recovery.max_body_bytes": "a larger body is not kept for another attempt",
     "security.trust_domain": "later versions",
     "security.ca": "later versions",

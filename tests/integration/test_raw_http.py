@@ -20,7 +20,7 @@ from tests.support.aio import async_test
 from tests.support.http import Answer, Client, chat, post
 from tests.support.provider import Call, chat_answer
 from tests.support.rawcases import ANSWERS, CASES, MAX_BODY_BYTES, Case
-from tests.support.stack import Scene, Stack
+from tests.support.stack import Scene, Stack, rss_bytes
 
 CHAT = "/v1/chat/completions"
 SECOND = post(CHAT, chat("m", text="smuggled"))
@@ -237,6 +237,26 @@ async def test_D9_nobody_s_ten_thousand_requests_hold_up_another_s_one(stack: St
         assert len(scene.provider.calls) == 2
         crowd.leave(reset=True)
         await first.gone.wait()
+
+
+@pytest.mark.req("API-6")
+@async_test()
+async def test_D9_who_does_not_read_the_answers_gets_no_more_of_them_and_holds_up_nobody(stack: Stack) -> None:
+    """Requests that the edge answers by itself, at once."""
+    get = b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    async with stack.scene() as scene:
+        held = rss_bytes(stack.edge)
+        crowd = await scene.client(receive_bytes=4096)
+        crowd.send(get % b"/openapi.json" * 20_000)
+        for _ in range(30):
+            client = await scene.send(get % b"/healthz")
+            assert (await client.answer()).status == 200
+            await client.close()
+        assert rss_bytes(stack.edge) - held < 16 << 20
+        crowd.leave(reset=True)
+        whole = await scene.send(get % b"/healthz" * 3000)
+        for _ in range(3000):
+            assert (await whole.answer()).status == 200
 
 
 @async_test()

@@ -178,8 +178,7 @@ class Dispatched(ABC):
             return
         self._move(SENT)
         self.attempts += 1
-        # Notes have the exact time, and this must not come before them.
-        self.sent_at = d.wheel.now if self.notes is None else d.runtime.loop.time()
+        self.sent_at = d.runtime.loop.time()
         try:
             self._send(session, lease)
         except (ConnectionResetError, OverflowError):

@@ -132,7 +132,7 @@ class EdgeRun(Dispatched):
         self.spec = spec
         self._listener = listener
         self.principal = principal
-        self.accepted_at = d.wheel.now
+        self.accepted_at = d.runtime.loop.time()
         self._input_bytes = len(spec.given)
         self.body_bytes_out = 0
         self._started = False  # the node's start event has come, of this attempt
@@ -176,7 +176,7 @@ class EdgeRun(Dispatched):
         self._move(SENT)
         self._node_id, self._provider_id = node_id, provider.id
         self.attempts = 1
-        self.sent_at = d.wheel.now
+        self.sent_at = d.runtime.loop.time()
         try:
             self._open(session, provider.kind, provider.id, spec.target, m.LeaseBinding(0, False, 1))
         except (ConnectionResetError, OverflowError):

@@ -110,7 +110,7 @@ def page(record: Record) -> dict[str, Any]:
     """A record as ``/admin/trace/REQUEST`` shows it: the request, then what happened in order."""
     o, since = record.outcome, record.accepted_at
     steps = _steps(record, since, o)
-    if o.first_token_ms:
+    if o.first_token_ms or record.committed_bytes:  # the first may come in the same millisecond
         committed_at, notes = since + o.first_token_ms / 1000, record.notes or []
         at = next((i for i, note in enumerate(notes) if note[0] >= committed_at and _of(note, o.attempts)), len(notes))
         steps.insert(at + 1, _step(o.first_token_ms, "committed", {"body_bytes": record.committed_bytes}))

@@ -13,10 +13,10 @@ from iop.pool.lease import Lease, ReleaseCause
 LEASE = Lease(7, "n1", "p", "vllm", "t", 3, False, "r")
 
 
-def row(request_id: str, *notes: Note, client_id: str = "", **more: Any) -> Row:
+def row(request_id: str, *notes: Note, client_id: str = "", came: int = 64, **more: Any) -> Row:
     outcome = RequestOutcome(1000.5, request_id, "chat", "ok", 200, 500.0, client_id, provider="p", node="n1",
                              **{"attempts": 1, **more})  # fmt: skip
-    return (outcome, 10.0, 10.1, 64, LEASE, ReleaseCause.TERMINAL, list(notes) or None)
+    return (outcome, 10.0, 10.1, came, LEASE, ReleaseCause.TERMINAL, list(notes) or None)
 
 
 def keep(trace: Trace, one: Row) -> None:
@@ -67,12 +67,21 @@ def test_a_request_is_found_by_its_clients_id_the_latest_first() -> None:
 
 
 @pytest.mark.req("OBS-7")
+def test_an_answer_that_came_in_the_millisecond_of_its_request_was_committed_too() -> None:
+    trace = Trace()
+    keep(trace, row("r", first_token_ms=0.0))
+    found = trace.find("r")
+    assert found is not None
+    assert [step["what"] for step in page(found)["events"]] == ["sent", "committed", "ended"]
+
+
+@pytest.mark.req("OBS-7")
 def test_what_came_first_stands_first_within_one_instant() -> None:
     """The loop's time stands still while it works, and the outcome's times are cut off."""
     failed, again = "failed", "recovery"
     notes: list[Note] = [(10.1, "waiting", {}), (10.1, failed, {"attempt": 1}), (10.1, again, {}),
                          (10.1, failed, {"attempt": 2}), (10.1, again, {})]  # fmt: skip
-    told = page_of(row("r", *notes, attempts=2))
+    told = page_of(row("r", *notes, came=0, attempts=2))
     assert told == ["waiting", "failed", "recovery", "sent", "failed", "recovery", "ended"]
     told = page_of(row("r", *notes[:3], attempts=2, first_token_ms=99.9))
     assert told == ["waiting", "failed", "recovery", "sent", "committed", "ended"]

@@ -128,6 +128,8 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writer.resume()
+        if self._waiting:
+            self.server.runtime.loop.call_soon(self._resume)
 
     def data_received(self, data: bytes) -> None:
         self.server.stats.bytes_in += len(data)
@@ -136,7 +138,8 @@ class HttpConnection(asyncio.Protocol):
             if self._discarded > DISCARD_BYTES and self._transport is not None:
                 self._transport.abort()
             return
-        if self.state is BUSY or self._waiting:
+        state = self.state
+        if state is BUSY or self._waiting or (state is IDLE and self.writer.paused):
             self._wait(data)
         else:
             self._consume(data)
@@ -167,16 +170,17 @@ class HttpConnection(asyncio.Protocol):
 
     def _resume(self) -> None:
         """The next request may start: first from what was kept."""
-        if self.state is not IDLE or self._transport is None:
-            return
+        if self.state is not IDLE or self._transport is None or self.writer.paused:
+            return  # a client that does not read its answers gets no more of them: resume_writing goes on
         data = b"".join(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
         if data:
             self._consume(data)
+        transport = self._transport
+        if not self._reading and self._waiting_bytes <= PIPELINE_BYTES and transport is not None:
+            self._reading = True
+            transport.resume_reading()
 
     def _consume(self, data: bytes) -> None:
         """Feeds bytes to whatever part of a request is due. What belongs to the next request waits."""
@@ -192,6 +196,11 @@ class HttpConnection(asyncio.Protocol):
                     self._wait(data[offset:])
                     return
                 else:
+                    return
+                if self.state is IDLE and offset < size:
+                    # Answered at once. What follows gets a turn of its own, with those of other clients between.
+                    self._wait(data[offset:])
+                    self.server.runtime.loop.call_soon(self._resume)
                     return
         except HeadError as exc:
             self._refuse(exc)
