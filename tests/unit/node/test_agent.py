@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +20,8 @@ from iop.wire import codec
 from iop.wire import messages as m
 from tests.support.aio import async_test
 
-CONFIG = m.NodeConfigPayload(
-    "n1", 1, [m.ProviderConfig("p", "openai_compat", "http://127.0.0.1:9/v1", 2, enabled=True, connect_timeout_ms=100)]
-)
+PROVIDER = m.ProviderConfig("p", "openai_compat", "http://127.0.0.1:9/v1", 2, enabled=True, connect_timeout_ms=100)
+CONFIG = m.NodeConfigPayload("n1", 1, [PROVIDER])
 
 
 class Edge:
@@ -43,8 +45,8 @@ class Edge:
             self._data = self._data[end:]
         return found
 
-    async def registered(self) -> m.NodeReadyRequest:
-        self.tell(m.RegisterResponse(True, config=CONFIG, edge_version="1", protocol_version=1))
+    async def registered(self, config: m.NodeConfigPayload = CONFIG) -> m.NodeReadyRequest:
+        self.tell(m.RegisterResponse(True, config=config, edge_version="1", protocol_version=1))
         for _ in range(10):
             await asyncio.sleep(0)
         (ready,) = [message for message in self.heard() if isinstance(message, m.NodeReadyRequest)]
@@ -146,3 +148,52 @@ async def test_what_a_direct_run_is_told_of_slots_owes_the_edge_nothing(leased: 
     assert edge.closed() == (["p", "p"] if leased else [])
     edge.agent.link.connection_lost(None)
     backends.close()
+
+
+@pytest.mark.req("POOL-12")
+@async_test()
+async def test_the_end_of_a_call_that_outlived_its_connection_is_told_on_the_next_one() -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    backends = Backends(runtime, Allowance())
+    first = Edge(runtime, backends)
+    await first.registered()
+    first.tell(m.NodeReadyResponse(True))
+    first.agent.link.connection_lost(None)
+    second = Edge(runtime, backends)
+    await second.registered()
+    second.tell(m.NodeReadyResponse(True))
+    call: Any = SimpleNamespace(
+        stream=SimpleNamespace(stream_id=5), slot=SimpleNamespace(provider_id="p"), kind="tunnel", dropped_bytes=0
+    )
+    first.agent.finished(call, None, owed=True)
+    assert second.closed() == ["p"]
+    second.agent.link.connection_lost(None)
+    backends.close()
+
+
+@pytest.mark.req("EXEC-7")
+@async_test()
+async def test_a_call_that_is_cancelled_while_it_connects_ends_once_and_leaves_no_connection() -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    backends = Backends(runtime, Allowance())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        edge = Edge(runtime, backends)
+        await edge.registered(m.NodeConfigPayload("n1", 1, [dataclasses.replace(PROVIDER, base_url=url)]))
+        edge.tell(m.NodeReadyResponse(True))
+        edge.tell(
+            m.ProviderTunnelRequest(
+                1, "r", "openai_compat", "p", "t", 1 << 16, 60_000, 0, m.LeaseBinding(7, False, 1), b"POST",
+                b"/chat/completions", b"", b"", b"{}", 2,
+            )
+        )  # fmt: skip
+        edge.tell(m.CancelRequest(1, "r", m.CancelReason.CLIENT_GONE))
+        (terminal,) = edge.heard()
+        assert terminal.fields["extra"].code is m.ErrorCode.CANCELLED
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert edge.heard() == []
+        assert backends.providers["p"].pool.connections == set()
+        assert backends.gate.held("p") == 0
+        edge.agent.link.connection_lost(None)
+        backends.close()
