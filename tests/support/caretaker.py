@@ -9,11 +9,25 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-__all__ = ["Caretaker"]
+__all__ = ["Caretaker", "all_absent"]
 
 PACE_S = 0.02
 ANSWER = b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+
+
+_AT_WORK: set[Caretaker] = set()
+
+
+@contextmanager
+def all_absent() -> Iterator[None]:
+    """Nobody is being answered meanwhile, so no descriptor of a caretaker's is open."""
+    with ExitStack() as held:
+        for caretaker in _AT_WORK:
+            held.enter_context(caretaker.absent)
+        yield
 
 
 class Caretaker:
@@ -25,8 +39,10 @@ class Caretaker:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="caretaker", daemon=True)
         self._thread.start()
+        _AT_WORK.add(self)
 
     def close(self) -> None:
+        _AT_WORK.discard(self)
         self._over.set()
         self._thread.join()
 

@@ -243,7 +243,7 @@ def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
 async def _sleep_until(at: float) -> None:
     left_s = at - asyncio.get_running_loop().time()
     if left_s > 0:
-        await asyncio.sleep(left_s)
+        await asyncio.sleep(left_s)  # the latency of the link that this is
 
 
 # ---- at random ------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ async def _storm(proxy: FaultProxy, seed: int) -> None:
             HARSH[name](proxy)
         seen[name] += 1
         print(f"{name} {proxy.weather}")
-        await asyncio.sleep(rng.uniform(0.5, 5.0))
+        await asyncio.sleep(rng.uniform(0.5, 5.0))  # how long such weather lasts
 
 
 async def _by_hand(arguments: argparse.Namespace) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_S = 1.0
+from tests.support.caretaker import all_absent
+
 #: Where this system lists the open descriptors of the process that asks.
 _FDS = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
 
@@ -23,13 +23,13 @@ class Leftovers:
 
     @classmethod
     def now(cls) -> Leftovers:
-        return cls(open_fds(), child_pids())
+        with all_absent():
+            return cls(open_fds(), child_pids())
 
     def assert_nothing_new(self) -> None:
         """Raises :class:`AssertionError` that names each new descriptor and child."""
-        patience_at = time.monotonic() + PATIENCE_S
-        while (fds := sorted(open_fds() - self.fds)) and time.monotonic() < patience_at:
-            time.sleep(0.01)  # a caretaker is answering somebody just now; a leak stays
+        with all_absent():
+            fds = sorted(open_fds() - self.fds)
         assert not fds, f"file descriptors left open: {', '.join(f'{fd} -> {_target(fd)}' for fd in fds)}"
         children = sorted(child_pids() - self.children)
         assert not children, f"child processes left behind: {children}"

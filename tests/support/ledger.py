@@ -112,7 +112,7 @@ class Answers:
                     if call.gone.is_set():
                         return
                     call.event(chat_delta(f"{number}:{i} "))
-                    await asyncio.sleep(GAP_S)
+                    await asyncio.sleep(GAP_S)  # a model at work, here and below
             else:
                 await asyncio.sleep(self._random.uniform(0.0, 2 * GAP_S))
         finally:

@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tests.support.aio import until
 from tests.support.caretaker import Caretaker
 from tests.support.http import Address, Answer, Client, post
 from tests.support.programs import Line, Program, edge_config, edge_program, node_config, node_program
-from tests.support.provider import ScriptedProvider, listening_socket
+from tests.support.provider import Call, ScriptedProvider, listening_socket
 
 TOKEN_ENV = {"IOP_TOKEN": "t0", "IOP_OTHER_TOKEN": "t1", "IOP_NODE_TOKEN": "t0"}
 QUIET_S = 5.0
@@ -58,6 +58,16 @@ class Scene:
         self.clients.append(client)
         client.send(post("/admin/runs", json.dumps(asked).encode()))
         return client
+
+    async def passed_on(self, fail: Callable[[Call], None]) -> Call:
+        """``a`` is asked, and fails like that; ``b`` is asked the same, but for the model's name there. Its call."""
+        first = await self.provider.call()
+        assert (first.provider, first.json["model"]) == ("a", "on-a")
+        fail(first)
+        second = await self.provider.call()
+        assert (second.provider, second.json["model"]) == ("b", "on-b")
+        assert {**second.json, "model": ""} == {**first.json, "model": ""}
+        return second
 
     async def status(self) -> Any:
         """The body of /admin/status."""

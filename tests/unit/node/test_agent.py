@@ -52,6 +52,10 @@ class Edge:
         (ready,) = [message for message in self.heard() if isinstance(message, m.NodeReadyRequest)]
         return ready
 
+    async def ready(self, config: m.NodeConfigPayload = CONFIG) -> None:
+        await self.registered(config)
+        self.tell(m.NodeReadyResponse(True))
+
     def closed(self) -> list[str]:
         events = [message for message in self.heard() if isinstance(message, m.EdgeNodeEvent)]
         return [event.call_closed.provider_id for event in events if event.call_closed is not None]
@@ -85,8 +89,7 @@ async def test_the_end_of_a_slot_is_told_to_the_edge_that_was_told_of_it(when: s
     runtime = Runtime(asyncio.get_running_loop())
     backends = Backends(runtime, Allowance())
     first = Edge(runtime, backends)
-    await first.registered()
-    first.tell(m.NodeReadyResponse(True))
+    await first.ready()
     slot = backends.gate.try_acquire("p")
     assert slot is not None
     first.agent.link.connection_lost(None)
@@ -112,8 +115,7 @@ async def test_a_slot_that_ends_between_two_connections_is_told_to_nobody() -> N
     runtime = Runtime(asyncio.get_running_loop())
     backends = Backends(runtime, Allowance())
     first = Edge(runtime, backends)
-    await first.registered()
-    first.tell(m.NodeReadyResponse(True))
+    await first.ready()
     slot = backends.gate.try_acquire("p")
     assert slot is not None
     slot.linger()
@@ -135,8 +137,7 @@ async def test_what_a_direct_run_is_told_of_slots_owes_the_edge_nothing(leased: 
     runtime = Runtime(asyncio.get_running_loop())
     backends = Backends(runtime, Allowance())
     edge = Edge(runtime, backends)
-    await edge.registered()
-    edge.tell(m.NodeReadyResponse(True))
+    await edge.ready()
     slots = [backends.gate.try_acquire("p", leased=False) for _ in range(2)]
     binding = m.LeaseBinding(7 if leased else 0, False, 1)
     edge.tell(m.RunRequest(1, "r", "openai_compat", "p", "t", 1 << 16, 60_000, 0, binding, b"hi", 2))
@@ -156,12 +157,10 @@ async def test_the_end_of_a_call_that_outlived_its_connection_is_told_on_the_nex
     runtime = Runtime(asyncio.get_running_loop())
     backends = Backends(runtime, Allowance())
     first = Edge(runtime, backends)
-    await first.registered()
-    first.tell(m.NodeReadyResponse(True))
+    await first.ready()
     first.agent.link.connection_lost(None)
     second = Edge(runtime, backends)
-    await second.registered()
-    second.tell(m.NodeReadyResponse(True))
+    await second.ready()
     call: Any = SimpleNamespace(
         stream=SimpleNamespace(stream_id=5), slot=SimpleNamespace(provider_id="p"), kind="tunnel", dropped_bytes=0
     )
@@ -179,8 +178,7 @@ async def test_a_call_that_is_cancelled_while_it_connects_ends_once_and_leaves_n
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         edge = Edge(runtime, backends)
-        await edge.registered(m.NodeConfigPayload("n1", 1, [dataclasses.replace(PROVIDER, base_url=url)]))
-        edge.tell(m.NodeReadyResponse(True))
+        await edge.ready(m.NodeConfigPayload("n1", 1, [dataclasses.replace(PROVIDER, base_url=url)]))
         edge.tell(
             m.ProviderTunnelRequest(
                 1, "r", "openai_compat", "p", "t", 1 << 16, 60_000, 0, m.LeaseBinding(7, False, 1), b"POST",
