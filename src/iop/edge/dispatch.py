@@ -92,21 +92,26 @@ class Dispatcher:
             return
         self._performing = True
         failure: Exception | None = None
-        while self._todo:
-            action = self._todo.popleft()
-            request: ClientRequest | EdgeRun = action.ticket.owner
-            try:
-                if isinstance(action, Granted):
-                    request.granted(action.lease)
-                elif isinstance(action, Refused):
-                    request.refused(action.error)
-                else:
-                    request.revoked(action.lease, action.error)
-            except Exception as exc:
-                failure = failure or exc
-        self._performing = False
+        try:
+            while self._todo:
+                try:
+                    self._carry_out(self._todo.popleft())
+                except Exception as exc:
+                    failure = failure or exc
+        finally:
+            self._performing = False
         if failure is not None:
             raise failure
+
+    @staticmethod
+    def _carry_out(action: Action) -> None:
+        request: ClientRequest | EdgeRun = action.ticket.owner
+        if isinstance(action, Granted):
+            request.granted(action.lease)
+        elif isinstance(action, Refused):
+            request.refused(action.error)
+        else:
+            request.revoked(action.lease, action.error)
 
     # ---- what is told (OBS-3) ----------------------------------------------------------------------------------------
 
