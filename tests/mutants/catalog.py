@@ -14,7 +14,11 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One bug: ``old`` becomes ``new`` in ``file``, and so do the pairs in ``more``. ``tests`` must notice if the
-    simulation does not."""
+    simulation does not.
+
+    ``simulated``: false for a bug that the simulation cannot reach; only ``tests`` are run. ``slow``: true for a mutant
+    that is run by name or with ``--all`` only.
+    """
 
     name: str
     bug: str
@@ -23,6 +27,13 @@ class Mutant:
     new: str
     tests: list[str]
     more: list[list[str]] = field(default_factory=list)
+    simulated: bool = True
+    slow: bool = False
+
+    @property
+    def native(self) -> bool:
+        """Whether the kernels have to be rebuilt for it."""
+        return self.file.endswith((".pyx", ".pxd"))
 
     def applied(self, text: str) -> str:
         """The text with the bug. Raises ValueError unless each ``old`` is there exactly once."""

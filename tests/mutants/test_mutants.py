@@ -12,7 +12,8 @@ MUTANTS = read_mutants()
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_applies_and_is_python(mutant: Mutant) -> None:
     changed = mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
-    compile(changed, mutant.file, "exec")
+    if not mutant.native:
+        compile(changed, mutant.file, "exec")
     assert mutant.bug.endswith(".")
     assert [test for test in mutant.tests if not (ROOT / test).exists()] == []
 
