@@ -147,14 +147,13 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
         if fault is not None:
             raise fault
         intake.finish()
-        sent, total, encoded = intake.body_for(TARGET)
+        sent, total = intake.body_for(TARGET)
     except IopError as error:
         told = _documented(error)
         # zlib notices a fault later than the scanner or earlier, by how much it is given at a time.
         return told if head.get(b"content-encoding") is None else "refused"
     body = b"".join(sent)
     assert total == len(body)
-    assert not encoded
     again = Intake(
         parse_request(b"POST / HTTP/1.1\r\nHost: a\r\n\r\n"), 2 * MAX_BODY_BYTES, form_of(head) if form else None
     )
@@ -166,5 +165,5 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
         intake.streaming,
         intake.estimated_tokens,
         body,
-        to_provider(head, encoded=False, streaming=True),
+        to_provider(head, form=intake.is_form, streaming=True),
     )

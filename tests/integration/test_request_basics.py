@@ -164,8 +164,8 @@ async def test_D17_an_encoded_event_stream_passes_untouched(stack: Stack) -> Non
 @pytest.mark.req("API-8c")
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @async_test()
-async def test_D17_an_encoded_request_reaches_the_provider_as_it_was(stack: Stack, coding: str) -> None:
-    """As it was when its model needs no replacing; else inflated, without its content-encoding."""
+async def test_D17_an_encoded_request_reaches_the_provider_plain(stack: Stack, coding: str) -> None:
+    """Inflated, without its content-encoding."""
     plain = chat("m")
     async with stack.scene() as scene:
         body = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)

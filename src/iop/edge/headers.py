@@ -26,10 +26,13 @@ _TO_PROVIDER = HOP_BY_HOP | {
     b"forwarded",
     b"content-length",
     b"accept-encoding",
-    b"content_length",  # for servers to which these are the same names
+    b"content-encoding",  # what the edge has read leaves plain
+    b"content_encoding",  # for servers to which these are the same names
+    b"content_length",
+    b"content_type",
     b"transfer_encoding",
 }
-_TO_PROVIDER_INFLATED = _TO_PROVIDER | {b"content-encoding"}
+_TO_PROVIDER_JSON = _TO_PROVIDER | {b"content-type"}
 _TO_PROVIDER_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-iop-")
 
 _TO_CLIENT = HOP_BY_HOP | {
@@ -49,13 +52,19 @@ _TO_CLIENT = HOP_BY_HOP | {
 _TO_CLIENT_PREFIXES = (b"access-control-", b"x-iop-")
 
 
-def to_provider(head: RequestHead, *, encoded: bool, streaming: bool) -> bytes:
-    """The field lines that go on to a provider. A body that was inflated loses its content-encoding (``encoded`` is
-    false then), and a streaming request asks for a plain answer, so that its events can be seen (TUN-2)."""
-    drop = _TO_PROVIDER if encoded else _TO_PROVIDER_INFLATED
+def to_provider(head: RequestHead, *, form: bool, streaming: bool) -> bytes:
+    """Return the field lines that go on to a provider.
+
+    A JSON body goes as ``application/json``, whatever type the client wrote: the edge has read it as that, and servers
+    refuse JSON of another type. A ``form`` keeps its type, which carries the boundary. A streaming request asks for a
+    plain answer, so that its events can be seen (TUN-2, TUN-9).
+    """
+    drop = _TO_PROVIDER if form else _TO_PROVIDER_JSON
     if head.hop_by_hop is not HOP_BY_HOP:
         drop |= head.hop_by_hop
     block = filter_headers(head.fields.items, drop, _TO_PROVIDER_PREFIXES)
+    if not form:
+        block += b"content-type: application/json\r\n"
     if streaming:
         return block + b"accept-encoding: identity\r\n"
     accepted = head.fields.first.get(b"accept-encoding")

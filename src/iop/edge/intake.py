@@ -2,12 +2,12 @@
 
 The body is scanned piece by piece, never parsed and never joined; only the model's value is replaced when it is sent.
 It is JSON, or a multipart form where an endpoint takes one.
-A gzip or deflate body is inflated alongside, bounded, for the scan alone: if the model needs no replacing, the provider
-gets the client's bytes as they were, else the inflated ones without their content-encoding.
+A gzip or deflate body is inflated, bounded, and leaves plain: what was checked is what the provider reads.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 
@@ -48,15 +48,30 @@ def form_of(head: RequestHead) -> FormScanner | None:
     return FormScanner(boundary)
 
 
+_CHARSET = re.compile(rb"charset[ \t]*=[ \t]*\"?([^\s\";,]*)", re.I)
+_UTF8 = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii"})
+_LATIN_1 = frozenset({b"iso-8859-1", b"latin-1", b"latin1"})
+
+
+@functools.lru_cache(maxsize=64)  # clients write a handful
+def _ascii_only(kind: bytes) -> bool:
+    """Whether a JSON body of this content type has to be ASCII: in Latin-1 the same bytes are other text than in UTF-8,
+    in which the body leaves. Raises UnsupportedMediaType for any other charset."""
+    charsets = frozenset(name.lower() for name in _CHARSET.findall(kind))
+    if charsets - _UTF8 - _LATIN_1:
+        raise UnsupportedMediaType("a JSON body has to be UTF-8")
+    return not charsets.isdisjoint(_LATIN_1)
+
+
 class Intake:
     """One request body. Feed it the pieces in order, then ``finish``; then ask. ``form`` scans one that is not JSON."""
 
     __slots__ = (
+        "_ascii_only",
         "_form",
         "_inflater",
         "_limit_bytes",
         "_plain",
-        "_raw",
         "_scanner",
         "client_request_id",
         "estimated_tokens",
@@ -68,8 +83,7 @@ class Intake:
     def __init__(self, head: RequestHead, max_body_bytes: int, form: FormScanner | None = None) -> None:
         self._form = form
         self._scanner: RequestScanner | FormScanner = RequestScanner() if form is None else form
-        self._raw: list[bytes] = []
-        self._plain = self._raw  # the same list unless the body is compressed
+        self._plain: list[bytes] = []  # its pieces, inflated
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
         self.received_bytes = 0
@@ -77,6 +91,7 @@ class Intake:
         self.streaming = False
         self.estimated_tokens = 0
         first = head.fields.first
+        self._ascii_only = form is None and _ascii_only(first.get(b"content-type", b""))
         own_id = first.get(b"x-request-id")
         self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
         coding = first.get(b"content-encoding")
@@ -85,13 +100,12 @@ class Intake:
             if wbits is None:
                 raise UnsupportedMediaType
             self._inflater = zlib.decompressobj(wbits)
-            self._plain = []
 
     def feed(self, piece: bytes) -> None:
         """Raises ScanError, PayloadTooLarge (inflated size counts too) or InvalidRequest (broken compression)."""
-        self._raw.append(piece)
         self.received_bytes += len(piece)
         if self._inflater is None:
+            self._plain.append(piece)
             self._scanner.feed(piece)
         else:
             self._inflate(self._inflater, piece)
@@ -119,6 +133,8 @@ class Intake:
             raise InvalidRequest("the compressed body is cut short")
         scanner = self._scanner
         scanner.finish()
+        if self._ascii_only and not all(map(bytes.isascii, self._plain)):
+            raise UnsupportedMediaType("a JSON body has to be UTF-8")
         self.model = scanner.model or ""
         self.streaming = scanner.stream is True
         self.estimated_tokens = scanner.estimated_tokens
@@ -130,12 +146,14 @@ class Intake:
             return False
         return not any(kind.startswith(_HOSTED_TOOLS) for kind in s.tool_types)
 
-    def body_for(self, target: str) -> tuple[list[bytes], int, bool]:
-        """The body with the model replaced by ``target``: pieces, their total size, and whether they are still in the
-        client's content-encoding. Raises InvalidRequest if the target would end the part of the form that it is put in.
-        """
-        if self._inflater is not None and self.model == target:
-            return self._raw, self.received_bytes, True
+    @property
+    def is_form(self) -> bool:
+        """Whether the body is a multipart form."""
+        return self._form is not None
+
+    def body_for(self, target: str) -> tuple[list[bytes], int]:
+        """The plain body with the model replaced by ``target``: pieces, and their total size. Raises InvalidRequest if
+        the target would end the part of the form that it is put in."""
         span = self._scanner.model_span
         assert span is not None, "body_for before finish"
         if self._form is None:
@@ -147,13 +165,13 @@ class Intake:
                     "the boundary occurs in the name that the provider has for this model; use another"
                 )
         pieces = splice_model(self._plain, span, value)
-        return pieces, sum(map(len, pieces)), False
+        return pieces, sum(map(len, pieces))
 
     @property
     def held(self) -> bool:
         """Whether the body is still here."""
-        return bool(self._raw) or self.received_bytes == 0
+        return bool(self._plain) or self.received_bytes == 0
 
     def release(self) -> None:
         """Drops the body: it will not be sent again."""
-        self._raw = self._plain = []
+        self._plain = []

@@ -122,7 +122,7 @@ class ClientRequest(Answered):
         head = ex.head
         self._session = session
         self._provider_status = 0
-        pieces, total, encoded = intake.body_for(lease.target)
+        pieces, total = intake.body_for(lease.target)
         provider = self._provider = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
         window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
@@ -142,7 +142,7 @@ class ClientRequest(Answered):
                 head.method,
                 endpoint.provider_path,
                 head.query,
-                to_provider(head, encoded=encoded, streaming=intake.streaming),
+                to_provider(head, form=intake.is_form, streaming=intake.streaming),
                 b"".join(pieces) if inline else b"",
                 total,
                 body_follows=not inline,

@@ -39,13 +39,13 @@ def head(*lines: str) -> RequestHead:
     ],
 )
 def test_what_stays_at_the_edge(line: str) -> None:
-    assert to_provider(head(line, "X-Kept: 1"), encoded=True, streaming=False) == b"x-kept: 1\r\n"
+    assert to_provider(head(line, "X-Kept: 1"), form=True, streaming=False) == b"x-kept: 1\r\n"
 
 
 @pytest.mark.req("TUN-2", "TUN-9")
 def test_unknown_fields_pass_in_order_with_their_repeats() -> None:
     block = to_provider(
-        head("X-B: 1", "anthropic-beta: a", "X-B: 2", "X-Stainless-Lang: py"), encoded=True, streaming=False
+        head("X-B: 1", "anthropic-beta: a", "X-B: 2", "X-Stainless-Lang: py"), form=True, streaming=False
     )
     assert block == b"x-b: 1\r\nanthropic-beta: a\r\nx-b: 2\r\nx-stainless-lang: py\r\n"
 
@@ -53,16 +53,32 @@ def test_unknown_fields_pass_in_order_with_their_repeats() -> None:
 @pytest.mark.req("TUN-2")
 def test_a_streaming_request_asks_for_a_plain_answer() -> None:
     lines = ("Accept-Encoding: gzip, br", "Content-Encoding: gzip")
-    assert to_provider(head(*lines), encoded=True, streaming=True) == (
-        b"content-encoding: gzip\r\naccept-encoding: identity\r\n"
-    )
-    assert to_provider(head(*lines), encoded=False, streaming=False) == b"accept-encoding: gzip, br\r\n"
-    assert to_provider(head(), encoded=False, streaming=False) == b""
+    assert to_provider(head(*lines), form=True, streaming=True) == b"accept-encoding: identity\r\n"
+    assert to_provider(head(*lines), form=True, streaming=False) == b"accept-encoding: gzip, br\r\n"
+    assert to_provider(head(), form=True, streaming=False) == b""
+
+
+@pytest.mark.req("TUN-9")
+@pytest.mark.parametrize(
+    "line",
+    ["X-Y: 1", "Content-Type: text/plain", "content_type: text/plain", "Content-Type: application/JSON; charset=UTF-8"],
+)
+def test_a_json_body_is_called_json(line: str) -> None:
+    block = to_provider(head(line), form=False, streaming=False)
+    assert block.count(b"content-type: ") == 1
+    assert block.endswith(b"content-type: application/json\r\n")
+    assert b"text/plain" not in block
+
+
+@pytest.mark.req("TUN-9")
+def test_a_form_keeps_its_type_with_the_boundary() -> None:
+    block = to_provider(head("Content-Type: multipart/form-data; boundary=B"), form=True, streaming=False)
+    assert block == b"content-type: multipart/form-data; boundary=B\r\n"
 
 
 @pytest.mark.req("TUN-2")
 def test_fields_that_connection_names_end_here() -> None:
-    assert to_provider(head("Connection: X-Private", "X-Private: 1"), encoded=True, streaming=False) == b""
+    assert to_provider(head("Connection: X-Private", "X-Private: 1"), form=True, streaming=False) == b""
 
 
 @pytest.mark.req("TUN-9")
@@ -133,7 +149,7 @@ def test_the_largest_head_that_an_edge_may_be_told_to_take_crosses_the_link() ->
     start = b"POST /v1/x HTTP/1.1\r\nhost:a\r\n" + b"".join(b"a%d:b\r\n" % number for number in range(126))
     whole = start + b"z:%b\r\n\r\n" % (b"z" * (most - len(start) - 6))
     assert len(whole) == most
-    block = to_provider(parse_request(whole), encoded=True, streaming=True)
+    block = to_provider(parse_request(whole), form=False, streaming=True)
     body = bytes(limits.INLINE_BODY_BYTES)
     request = m.ProviderTunnelRequest(
         1, "r", "a", "p", "t", 1, 1, 1, m.LeaseBinding(1, False, 1), b"POST", b"/x", b"", block, body, len(body)
