@@ -12,7 +12,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan asan-kernels fuzz sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm \
+.PHONY: run test bench lint asan asan-kernels fuzz differential sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm \
 	chaos-refresh chaos-silence docs proto wheel clean build
 .DELETE_ON_ERROR:
 
@@ -40,6 +40,12 @@ asan: asan-kernels
 SECONDS ?= 60
 fuzz: asan-kernels
 	$(ASAN_ENV) $(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+# Bodies that parsers read differently, against the parsers that model servers use; 20 000 of them are in make test.
+JSON_BODIES ?= 1000000
+FORMS ?= 100000
+differential: build
+	$(BIN)/python -m tests.fuzz.differential --json $(JSON_BODIES) --forms $(FORMS)
 
 asan-kernels: build
 	mkdir -p $(ASAN)

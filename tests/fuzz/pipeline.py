@@ -139,7 +139,7 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
                 pieces.append(piece)
                 if fault is None:
                     try:
-                        intake.feed(piece)
+                        _feed(intake, piece)
                     except IopError as error:
                         fault = error  # the rest is decoded and dropped
             waiting.put_back(part[used:])
@@ -157,7 +157,7 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
     again = Intake(
         parse_request(b"POST / HTTP/1.1\r\nHost: a\r\n\r\n"), 2 * MAX_BODY_BYTES, form_of(head) if form else None
     )
-    again.feed(body)
+    _feed(again, body)
     again.finish()
     assert (again.model, again.streaming) == (TARGET, intake.streaming)
     return (
@@ -167,3 +167,9 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
         body,
         to_provider(head, form=intake.is_form, streaming=True),
     )
+
+
+def _feed(intake: Intake, piece: bytes) -> None:
+    if intake.feed(piece):
+        while intake.step():
+            pass

@@ -17,11 +17,15 @@ B = b"ab"
 DELIMITER = b"--" + B
 
 cuts = st.lists(st.integers(0, 1 << 16), max_size=12)
-odd = st.sampled_from([b"\r", b"\n", b"\r\n", b"-", b"--", b"--a", b"--ab", b"\r\n--a", b"\n--ab", b"\xff", b"x" * 600])
+odd = st.sampled_from(
+    [b"\r--ab", b"\r", b"\n", b"\r\n", b"-", b"--", b"--a", b"--ab", b"\r\n--a", b"\n--ab", b"\xff", b"x" * 600]
+)
 value = st.lists(odd | st.binary(max_size=4), max_size=5).map(b"".join)
-names = ["model", "stream", "store", "previous_response_id", "file", "", "Model", "a b"]
-harmless = st.sampled_from(["", "", "", "; x=y", ' ; x="y"'])
-more = harmless | st.sampled_from(["; filename=x", '; filename="a;b"', "; name=b", '; filename="\\"', "x"])
+names = ["model", "stream", "store", "previous_response_id", "file", "", "Model", "\u017ftream", "_charset_", "a b"]
+harmless = st.sampled_from(["", "", "", ""])
+more = harmless | st.sampled_from(
+    ["; filename=x", '; filename="a;b"', "; name=b", "; x=y", "; name*=x", '; filename="\\"', "x"]
+)
 fields = st.sampled_from([[], [], [], ["X: y"], ["Content-Type: text/plain"]])
 bad_fields = st.sampled_from([["content-transfer-encoding: 8bit"], [" folded"], ["bad"]])
 MODEL = b'--ab\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
@@ -48,7 +52,7 @@ def body(draw: st.DrawFn) -> bytes:
 
 PART = re.compile(rb"\r\n((?:[^\r\n\0]+\r\n)*)\r\n", re.DOTALL)
 NAMED = re.compile(
-    rb'content-disposition: form-data((?:[ ]?;[ ]?[a-z-]+=(?:"[^"]*(?<!\\)"|""|[a-z-]+))*)', re.IGNORECASE
+    rb'content-disposition: form-data((?:[ ]?;[ ]?[a-z*-]+=(?:"[^"]*(?<!\\)"|""|[a-z-]+))*)', re.IGNORECASE
 )
 KNOWN = {b"model", b"stream", b"store", b"background", b"previous_response_id"}
 FLAGS = {b"true": True, b"1": True, b"on": True, b"yes": True} | dict.fromkeys(
@@ -74,15 +78,20 @@ def read(body: bytes) -> tuple[str, tuple[int, int], object, object, bool]:
         if any(re.fullmatch(rb"[A-Za-z-]+:.*", field) is None for field in fields):
             raise Refused
         named = [m for m in map(NAMED.fullmatch, fields) if m]
-        parameters = re.findall(rb';[ ]?([a-z-]+)=(?:"([^"]*)"|([a-z-]+))', named[0][1]) if len(named) == 1 else []
+        parameters = re.findall(rb';[ ]?([a-z*-]+)=(?:"([^"]*)"|([a-z-]+))', named[0][1]) if len(named) == 1 else []
         keys = [key for key, _, _ in parameters]
-        if b"name" not in keys or len({*keys}) != len(keys):
+        if b"name" not in keys or len({*keys}) != len(keys) or not {*keys} <= {b"name", b"filename", b"filename*"}:
             raise Refused
         start = header.end()
         end = body.find(b"\n" + DELIMITER, start)
         if body.startswith(DELIMITER, start) or end <= start or body[end - 1 : end] != b"\r":
             raise Refused
+        if b"\r" + DELIMITER in body[start:end]:
+            raise Refused
         label = next(quoted or plain for key, quoted, plain in parameters if key == b"name")
+        folded = label.lstrip(b"/").decode("utf-8", "replace").strip().casefold().encode()
+        if folded == b"_charset_" or (folded in KNOWN and folded != label) or b"\\" in label:
+            raise Refused
         if label in KNOWN:
             encoded = any(field.lower().startswith(b"content-transfer") for field in fields)
             if label in seen or b"filename" in keys or encoded:

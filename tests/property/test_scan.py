@@ -27,6 +27,11 @@ member = st.one_of(
     st.tuples(st.just("previous_response_id"), scalar),
     st.tuples(st.just("tools"), st.lists(st.fixed_dictionaries({"type": text, "x": value}) | value, max_size=3)),
     st.tuples(text, value),
+    st.tuples(
+        st.sampled_from(["Model", "STREAM", "\u017ftore", "bac\u212aground", "prevIous_response_id", "tools\0x"])
+        | st.sampled_from(["m\u00f6del", "model_", "mode", "\u0130", "type"]),
+        value,
+    ),
 )
 
 

@@ -118,9 +118,7 @@ def depth(value: object) -> int:
 
 def strict_json(data: bytes) -> Any:
     """RFC 8259; ValueError if it is not."""
-    text = data.decode("utf-8")
-    if text.startswith("\ufeff"):
-        raise ValueError("byte order mark")
+    text = data.decode("utf-8").removeprefix("\ufeff")
     return json.loads(
         text, object_pairs_hook=Members, parse_int=Number, parse_float=Number, parse_constant=_no_constant
     )
@@ -149,10 +147,13 @@ def request_fault(root: Any) -> str | None:
         return "depth"
     seen: set[str] = set()
     for key, value in root:
-        if key in ROUTING:
-            if key in seen:
+        name = read_as(key)
+        if name in ROUTING:
+            if name in seen:
                 return "duplicate_key"
-            seen.add(key)
+            if name != key:
+                return "ambiguous_key"
+            seen.add(name)
         if key == "model":
             if not isinstance(value, str) or isinstance(value, Number):
                 return "model_not_string"
@@ -167,6 +168,12 @@ def request_fault(root: Any) -> str | None:
     return None if "model" in seen else "missing_model"
 
 
+def read_as(key: str) -> str:
+    """What a decoder takes a key for that ignores the case of letters, by folding or by upper case, or ends at NUL."""
+    text = key.partition("\0")[0]
+    return "".join({"\u0130": "i", "\u0131": "i"}.get(c, c.casefold() if len(c.casefold()) == 1 else c) for c in text)
+
+
 def tool_types(root: Members) -> frozenset[str]:
     tools = root.get("tools")
     if not isinstance(tools, list) or isinstance(tools, Members):
@@ -176,12 +183,13 @@ def tool_types(root: Members) -> frozenset[str]:
         for tool in tools
         if isinstance(tool, Members)
         for name, value in tool
-        if name == "type" and isinstance(value, str) and not isinstance(value, Number)
+        if read_as(name) == "type" and isinstance(value, str) and not isinstance(value, Number)
     )
 
 
 def estimated_tokens(data: bytes) -> int:
     runs = [m for m in re.findall(rb"(?:[A-Za-z0-9+/=_-]|\\(?=/))+", data) if len(m) >= 1024]
+    data = data.removeprefix(b"\xef\xbb\xbf")
     other = sum(byte > 127 for byte in data)
     ascii_bytes = len(data) - other - sum(map(len, runs))
     return ascii_bytes // 3 + other // 2 + 1500 * len(runs)

@@ -9,7 +9,9 @@ class FormScanner(BodyFacts):
     members are those of `iop._fast.scan.RequestScanner`. Read are the parts ``model``, ``stream``, ``store``,
     ``background`` and ``previous_response_id``: each at most once, as a plain field. A flag is true, 1, on, yes, or
     false, 0, off, no and nothing, in any case of letters. At most 1024 parts, whose headers have at most 4 KiB and
-    16 lines each. No preamble, epilogue, padding or bare line ends.
+    16 lines each. No preamble, epilogue, padding or bare line ends, no forms inside of parts, no parameters of a
+    content-disposition but ``name``, ``filename`` and ``filename*``. What some parser takes for one of the parts that
+    are read, by the case of its letters or Unicode folding, is refused, and so is a content-length that is not true.
     """
 
     def __init__(self, boundary: bytes) -> None: ...
@@ -23,10 +25,10 @@ class FormScanner(BodyFacts):
         """Scans the next piece; keeps no reference to it.
 
         Raises `ScanError` at the first byte that is at fault, and at every later call: ``syntax``, ``duplicate_key``,
-        ``missing_model`` (empty), ``model_not_string`` (a file, encoded, or no UTF-8), ``model_too_long``,
-        ``not_plain``, ``not_boolean``.
+        ``ambiguous_key``, ``missing_model`` (empty), ``model_not_string`` (a file, encoded, or no UTF-8),
+        ``model_too_long``, ``not_plain``, ``not_boolean``.
         """
     def finish(self) -> None:
         """The body is complete. Raises `ScanError`: ``syntax`` if the form is not, ``missing_model``."""
     def fits(self, value: bytes) -> bool:
-        """Whether ``value`` may stand in this body: the boundary is not in it."""
+        """Whether ``value`` may be the model of this body: the boundary is not in it, and the part's charset has it."""

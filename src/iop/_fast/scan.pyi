@@ -10,6 +10,13 @@ class BodyFacts:
     def model_span(self) -> tuple[int, int] | None:
         """Offsets in the whole body of the model's value, the quotes of JSON included, for `splice_model`."""
     @property
+    def cut(self) -> tuple[int, int] | None:
+        """Offsets of what has to be left out when the body is sent, and lies before ``model_span``: a byte order mark,
+        or the length of the form's model."""
+    @property
+    def ascii(self) -> bool:
+        """Whether all bytes so far are ASCII, files of a form left aside."""
+    @property
     def stream(self) -> bool | None:
         """None = absent, or null."""
     @property
@@ -24,7 +31,9 @@ class RequestScanner(BodyFacts):
     """Checks that a request body is one strict RFC 8259 object and keeps what routing and recovery need.
 
     Feed every piece, then call `finish`. Nesting is bounded by 512. Keys are unescaped before they are compared; only
-    members of the root count. A duplicate of a member that is kept is refused: the provider may take the other one.
+    members of the root count. A duplicate of a member that is kept is refused, and so is one that only some decoders
+    take for it (by letter case, Unicode folding, a NUL): the provider may take the other one. A byte order mark in
+    front is skipped.
     """
 
     @property
@@ -37,8 +46,8 @@ class RequestScanner(BodyFacts):
         """Scans the next piece; keeps no reference to it.
 
         Raises `ScanError` at the first byte that is at fault, and at every later call: ``not_object``, ``syntax``,
-        ``depth``, ``duplicate_key``, ``missing_model`` (empty), ``model_not_string``, ``model_too_long``,
-        ``not_boolean``, ``tool_types``.
+        ``depth``, ``duplicate_key``, ``ambiguous_key``, ``missing_model`` (empty), ``model_not_string``,
+        ``model_too_long``, ``not_boolean``, ``tool_types``.
         """
     def finish(self) -> None:
         """The body is complete. Raises `ScanError`: ``syntax`` if the document is not, ``missing_model``."""

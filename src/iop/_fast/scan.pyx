@@ -33,9 +33,43 @@ cdef enum:
 
 cdef tuple FIELDS = (b"model", b"stream", b"store", b"background", b"previous_response_id", b"tools")
 
+cdef enum:
+    BOM_BYTES = 3
+    NO_BOM = 4
+
+cdef const unsigned char* BOM = b"\xef\xbb\xbf"
+
 
 cdef inline bint _is(const unsigned char* p, Py_ssize_t n, bytes word) noexcept:
     return n == PyBytes_GET_SIZE(word) and memcmp(p, PyBytes_AS_STRING(word), n) == 0
+
+
+cdef bint _reads_as(const unsigned char* p, Py_ssize_t n, bytes word) noexcept:
+    """Whether some decoder takes p[:n] for ``word``, which is in lower case: Go's ignores case under Unicode's simple
+    folding (so U+017F is an s and U+212A a k), others map to upper case (so U+0131 is an i), and what counts strings in
+    C ends at a NUL. Bound: i < n, and at most three bytes are read for one of the word."""
+    cdef const unsigned char* w = <const unsigned char*>PyBytes_AS_STRING(word)
+    cdef Py_ssize_t i = 0, j
+    cdef unsigned char c
+    for j in range(PyBytes_GET_SIZE(word)):
+        if i >= n:
+            return False
+        c = p[i]
+        i += 1
+        if b"A" <= c <= b"Z":
+            c |= 32
+        elif c == 0xC5 and i < n and p[i] == 0xBF:
+            c = b"s"
+            i += 1
+        elif c == 0xC4 and i < n and (p[i] == 0xB0 or p[i] == 0xB1):
+            c = b"i"
+            i += 1
+        elif c == 0xE2 and i + 1 < n and p[i] == 0x84 and p[i + 1] == 0xAA:
+            c = b"k"
+            i += 2
+        if c != w[j]:
+            return False
+    return i == n or p[i] == 0
 
 
 # ---- inline base64 --------------------------------------------------------------------------------------------------
@@ -157,6 +191,7 @@ cdef class RequestScanner(BodyFacts):
     cdef int field           # of the key that was read last, at the root
     cdef bint in_tools
     cdef bint type_next
+    cdef int bom             # bytes of a byte order mark that have come; NO_BOM once it is known that there is none
     cdef bint started
     cdef bint finished
     cdef set types
@@ -176,6 +211,7 @@ cdef class RequestScanner(BodyFacts):
             raise ValueError("feed after finish")
         json_span(&self.js, p, self.total)
         if not self.started:
+            p = self._behind_bom(p, end)
             while p < end and p[0] in b" \t\r\n":
                 p += 1
             if p < end:
@@ -192,13 +228,25 @@ cdef class RequestScanner(BodyFacts):
         _count_runs(&self.runs, self.js.span, end - self.js.span)
         self.total += <unsigned long long>PyBytes_GET_SIZE(piece)
 
+    cdef const unsigned char* _behind_bom(self, const unsigned char* p, const unsigned char* end) except NULL:
+        while p < end and self.bom < BOM_BYTES:
+            if p[0] == BOM[self.bom]:
+                self.bom += 1
+                p += 1
+            elif self.bom == 0:
+                self.bom = NO_BOM
+            else:
+                self.js.why = WHY_UTF8
+                self._malformed(p)
+        return p
+
     cdef int _token(self, int token, const unsigned char* p) except -1:
         cdef Json* js = &self.js
         if token == JSON_KEY:
             if js.depth == 1:
                 self._root_key()
             else:
-                self.type_next = _is(js.tok, js.tok_n, b"type")
+                self.type_next = _reads_as(js.tok, self._kept(), b"type")
         elif self.in_tools:
             self._in_tools(token)
         elif js.depth == 1 and token == JSON_OBJECT:
@@ -207,17 +255,25 @@ cdef class RequestScanner(BodyFacts):
             self._root_value(token, p)
         return 0
 
+    cdef Py_ssize_t _kept(self) noexcept:
+        """How much of the token's text is there."""
+        return min(self.js.tok_n, self.js.cap) if self.js.tok == self.js.buf else self.js.tok_n
+
     cdef int _root_key(self) except -1:
         cdef int i
         self.field = 0
         for i in range(6):
-            if _is(self.js.tok, self.js.tok_n, <bytes>FIELDS[i]):
-                self.field = i + 1
-                if self.seen >> i & 1:
-                    name = FIELDS[i].decode()
-                    self._refuse("duplicate_key", f"the body has more than one {name!r}", name)
-                self.seen |= 1 << i
-                break
+            if not _reads_as(self.js.tok, self._kept(), <bytes>FIELDS[i]):
+                continue
+            self.field = i + 1
+            name = FIELDS[i].decode()
+            if self.seen >> i & 1:
+                self._refuse("duplicate_key", f"the body has more than one {name!r}", name)
+            if not _is(self.js.tok, self.js.tok_n, <bytes>FIELDS[i]):
+                self._refuse("ambiguous_key", f"some servers read a member of this body as {name!r}, and some do not; "
+                             f"write {name!r} in lower case, or leave it out", name)
+            self.seen |= 1 << i
+            break
         return 0
 
     cdef int _root_value(self, int token, const unsigned char* p) except -1:
@@ -293,12 +349,22 @@ cdef class RequestScanner(BodyFacts):
         return frozenset(self.types)
 
     @property
+    def cut(self):
+        return (0, BOM_BYTES) if self.bom == BOM_BYTES else None
+
+    @property
+    def ascii(self):
+        return self.js.other == 0 and self.bom != BOM_BYTES
+
+    @property
     def estimated_tokens(self):
         cdef unsigned long long ascii_bytes = self.total - self.js.other - self.runs.inline_bytes
+        if self.bom == BOM_BYTES:
+            ascii_bytes -= BOM_BYTES
         return ascii_bytes // 3 + self.js.other // 2 + self.runs.inlines * INLINE_TOKENS
 
 
-def splice_model(list pieces, tuple span, bytes json_target):
+def splice_model(list pieces, tuple span, bytes json_target not None):
     cdef Py_ssize_t start, end, at = 0, n
     cdef bytes piece
     cdef list out = []
@@ -314,7 +380,9 @@ def splice_model(list pieces, tuple span, bytes json_target):
             target = json_target if start >= at else b""
             after = piece[min(n, end - at):]
             if n <= JOIN_BYTES:
-                out.append(b"".join((before, target, after)))
+                joined = b"".join((before, target, after))
+                if joined:
+                    out.append(joined)
             else:
                 out += [part for part in (before, target, after) if part]
         at += n

@@ -15,7 +15,7 @@ from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import MODELS, READ, ROUTES, WRITE, Endpoint, Page, Shape, page_of, raw
 from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
-from iop.edge.intake import Intake, form_of
+from iop.edge.intake import Intake, form_of, require_plain_query
 from iop.edge.keys import ANONYMOUS, Key
 from iop.edge.request import ClientRequest
 from iop.errors import (
@@ -108,7 +108,9 @@ class Front:
                     return
                 form = form_of(head)
             key = self._key(ex)
-            intake = Intake(head, self._max_body_bytes, form)
+            if head.query:
+                require_plain_query(head.query)
+            intake = Intake(head, self._max_body_bytes, form, ex.hold)
             # Last, so that whatever comes later finds the permit in the context.
             ex.context = (endpoint, key, intake, key.admit(ex.accepted_at) if key.limited else None)
         except IopError as exc:
@@ -118,9 +120,18 @@ class Front:
         if ex.context is None:
             return
         try:
-            ex.context[2].feed(piece)
+            if ex.context[2].feed(piece):
+                ex.defer(lambda: self._step(ex))
         except IopError as exc:
             self.fail(ex, exc)
+
+    def _step(self, ex: Exchange) -> bool:
+        """A part of what a piece takes; whether there is more."""
+        try:
+            return bool(ex.context[2].step())
+        except IopError as exc:
+            self.fail(ex, exc)
+            return False
 
     def request_complete(self, ex: Exchange) -> None:
         endpoint, key, intake, permit = ex.context

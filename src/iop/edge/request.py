@@ -243,7 +243,7 @@ class ClientRequest(Answered):
         return not self.endpoint.computes or not self.intake.replayable(stores_by_default=self._stores_by_default())
 
     def _held_bytes(self) -> int | None:
-        return self.intake.received_bytes if self.intake.held else None
+        return self.intake.held_bytes if self.intake.held else None
 
     def _withdrawn(self) -> None:
         self._sse = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iop._fast.out import Writer
+from iop.errors import Overloaded
 from iop.net.http.head import RequestHead, status_line
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class App(Protocol):
 
     def body_piece(self, ex: Exchange, piece: bytes) -> None:
         """A piece of the body as it arrives, decoded. Keeping it is the app's business, which says so with
-        :meth:`Exchange.release_body` when it no longer does. May answer at once, too."""
+        :meth:`Exchange.release_body` when it no longer does. May answer at once, too, or :meth:`Exchange.defer`."""
 
     def request_complete(self, ex: Exchange) -> None:
         """The whole request is here."""
@@ -141,6 +143,20 @@ class Exchange:
         self.done = True
         self.release_body()
         self._connection.close(reset=reset)
+
+    def defer(self, step: Callable[[], bool]) -> None:
+        """From within ``body_piece``: what the piece takes is too long for one turn of the loop. ``step`` is called,
+        with turns between, until it returns False or has answered; what follows of the body waits for that."""
+        self._connection.work(step)
+
+    def hold(self, size: int) -> None:
+        """The app holds ``size`` more bytes of the body than it was handed (fewer, if negative). Raises Overloaded
+        where that is more than ``max_buffered_body_bytes`` lets all requests hold together."""
+        server = self._connection.server
+        if server.stats.buffered_body_bytes + size > server.limits.max_buffered_body_bytes and size > 0:
+            raise Overloaded
+        self.buffered_bytes += size
+        server.stats.buffered_body_bytes += size
 
     def release_body(self) -> None:
         """The body is no longer in memory: it does not count against ``max_buffered_body_bytes`` any more."""

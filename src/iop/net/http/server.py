@@ -9,6 +9,7 @@ the way to answer it; what a request means is the :class:`App`'s business, which
     any ─fault, clock, peer gone, close→ CLOSED
 
 Each connection keeps one deadline as a number and one lazy timer on the shared wheel; nothing is armed per request.
+The file is long because reading, answering and the clocks all act on the one state of a connection.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from enum import StrEnum
 from typing import cast
@@ -31,6 +32,7 @@ from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
 from iop.net.http.head import RequestHead, parse_request, status_line
 from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, listen
+from iop.net.turns import Turns
 from iop.net.wheel import Timer
 
 __all__ = ["HttpConnection", "HttpServer"]
@@ -76,7 +78,9 @@ class HttpConnection(asyncio.Protocol):
         self._finder = HeadFinder(server.limits.max_header_bytes)
         self._decoder: BodyDecoder | None = None
         self._exchange: Exchange | None = None
-        self._waiting: list[bytes] = []  # pipelined bytes
+        self._pieces: Iterator[bytes] = iter(())  # of the body, decoded and not handed over yet
+        self._step: Callable[[], bool] | None = None  # what the app does with the piece before them
+        self._waiting: list[bytes] = []  # pipelined bytes, or the body behind a piece that is worked on
         self._waiting_bytes = 0
         self._reading = True
         self._deadline_at = 0.0
@@ -139,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
             return
         state = self.state
-        if state is BUSY or self._waiting or (state is IDLE and self.writer.paused):
+        if state is BUSY or self._waiting or self._step is not None or (state is IDLE and self.writer.paused):
             self._wait(data)
         else:
             self._consume(data)
@@ -169,8 +173,11 @@ class HttpConnection(asyncio.Protocol):
             self.server.runtime.wheel.arm(RDHUP_S, self._poll_peer)
 
     def _resume(self) -> None:
-        """The next request may start: first from what was kept."""
-        if self.state is not IDLE or self._transport is None or self.writer.paused:
+        """The next request may start, or the body go on: first from what was kept."""
+        state = self.state
+        if self._transport is None or self._step is not None or state is BUSY or state is CLOSED:
+            return
+        if state is IDLE and self.writer.paused:
             return  # a client that does not read its answers gets no more of them: resume_writing goes on
         data = b"".join(self._waiting)
         self._waiting.clear()
@@ -188,6 +195,9 @@ class HttpConnection(asyncio.Protocol):
             offset, size = 0, len(data)
             while offset < size:
                 state = self.state
+                if self._step is not None:
+                    self._wait(data[offset:])
+                    return
                 if state is IDLE or state is HEAD:
                     offset += self._feed_head(data, offset)
                 elif state is BODY or state is DISCARD:
@@ -267,22 +277,47 @@ class HttpConnection(asyncio.Protocol):
             elif self._discarded > DISCARD_BYTES:
                 self.close(reset=False)
             return used
+        self._pieces = iter(pieces)
+        self._hand_over()
+        return used
+
+    def _hand_over(self) -> None:
+        """Gives pieces to the app until one takes more than this turn; behind the last one the request may be whole."""
+        exchange, decoder, server = self._exchange, self._decoder, self.server
         assert exchange is not None
-        server = self.server
+        assert decoder is not None
         stats = server.stats
-        for piece in pieces:
+        for piece in self._pieces:
             size = len(piece)
             if stats.buffered_body_bytes + size > server.limits.max_buffered_body_bytes:
                 server.app_error(exchange, Overloaded())
-                return used
+                return
             exchange.buffered_bytes += size
             stats.buffered_body_bytes += size
             server.app.body_piece(exchange, piece)
-            if exchange.done:
-                return used
+            if exchange.done or self._step is not None:
+                return
         if decoder.done:
             self._complete(exchange)
-        return used
+
+    def work(self, step: Callable[[], bool]) -> None:
+        """The app goes on with a piece in later turns, in steps, until one returns False or answers."""
+        self._step = step
+        self.server.turns.add(self._work)
+
+    def _work(self) -> bool:
+        step, exchange = self._step, self._exchange
+        assert step is not None
+        if exchange is not None and step():
+            return True
+        self._step = None
+        if exchange is None or exchange.done:  # the client left, or has its answer
+            self._pieces = iter(())
+        else:
+            self._hand_over()
+        if self._step is None and self._waiting:
+            self._resume()
+        return False
 
     def _complete(self, exchange: Exchange) -> None:
         self._move(BUSY)
@@ -426,6 +461,7 @@ class HttpServer:
         self.app_error = app_error
         self.limits = limits
         self.stats = ServerStats()
+        self.turns = Turns(runtime.loop.call_soon)
         self.connections: set[HttpConnection] = set()
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
