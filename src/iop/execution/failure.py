@@ -14,6 +14,7 @@ from iop.errors import WIRE_CODES, CapacityExceeded, InternalError, IopError, Re
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "ExecutionFailure",
+    "HealthReason",
     "LivenessClassification",
     "ProviderHealth",
     "capacity_exceeded",
@@ -41,6 +42,19 @@ class LivenessClassification(enum.StrEnum):
     HEALTH_UNKNOWN = "health_unknown"
 
 
+class HealthReason(enum.StrEnum):
+    """Why a provider, or one of its targets, is unavailable (HEALTH-8).
+
+    ``refused``: it does not answer. ``failing``: it answers with errors of its own. ``not_listed``: it no longer lists
+    the target. ``stalled``: a call made no progress, and a probe found the provider unavailable.
+    """
+
+    REFUSED = "refused"
+    FAILING = "failing"
+    NOT_LISTED = "not_listed"
+    STALLED = "stalled"
+
+
 #: The only pairs of evidence that exist (LIVE-7).
 CLASSIFICATION_OF: dict[ProviderHealth, LivenessClassification] = {
     ProviderHealth.AVAILABLE: LivenessClassification.REQUEST_STALLED,
@@ -66,6 +80,8 @@ class ExecutionFailure:
     observation is bound (LIVE-8). ``close_confirmed`` says that the provider call has really ended: without it the
     lease leaves a lingering unit (POOL-12). ``slots_held`` comes with ``capacity_exceeded``; ``connection_reused`` and
     ``response_started`` with ``provider_connection_lost`` (TUN-5). ``idle_ms`` is the silence that ended in a stall.
+    ``engine_lingers``: the call is closed, and its engine still works on it (TUN-5d). ``engine_busy`` comes with a
+    stall: the engine works on more than the node has calls open there (LIVE-2b).
     """
 
     code: str
@@ -79,6 +95,8 @@ class ExecutionFailure:
     connection_reused: bool = False
     response_started: bool = False
     message: bytes = b""
+    engine_lingers: bool = False
+    engine_busy: bool = False
 
     def __post_init__(self) -> None:
         if self.code not in WIRE_CODES:
@@ -101,6 +119,7 @@ def failure_of(
     close_confirmed: bool = True,
     connection_reused: bool = False,
     response_started: bool = False,
+    engine_lingers: bool = False,
 ) -> ExecutionFailure:
     """The failure that reports ``error`` to the edge. Its message travels, so it must be one of ours."""
     return ExecutionFailure(
@@ -110,6 +129,7 @@ def failure_of(
         connection_reused=connection_reused,
         response_started=response_started,
         message=error.message.encode(),
+        engine_lingers=engine_lingers,
     )
 
 
@@ -119,7 +139,14 @@ def capacity_exceeded(slots_held: int) -> ExecutionFailure:
 
 
 def stalled(
-    health: ProviderHealth, *, seq: int, idle_ms: int, close_confirmed: bool, retryable: bool
+    health: ProviderHealth,
+    *,
+    seq: int,
+    idle_ms: int,
+    close_confirmed: bool,
+    retryable: bool,
+    engine_lingers: bool = False,
+    engine_busy: bool = False,
 ) -> ExecutionFailure:
     """A provider that made no progress (LIVE-6). ``retryable``: its call was seen to close within the grace; one that
     closed later is confirmed all the same, so that nothing lingers. The probe's verdict grants nothing (LIVE-7)."""
@@ -131,4 +158,6 @@ def stalled(
         health_observation_seq=seq,
         idle_ms=idle_ms,
         close_confirmed=close_confirmed,
+        engine_lingers=engine_lingers,
+        engine_busy=engine_busy,
     )

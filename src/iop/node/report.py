@@ -42,4 +42,6 @@ def on_wire(failure: ExecutionFailure) -> m.ExecutionFailure:
         connection_reused=failure.connection_reused,
         response_started=failure.response_started,
         message=failure.message,
+        engine_lingers=failure.engine_lingers,
+        engine_busy=failure.engine_busy,
     )

@@ -105,6 +105,7 @@ def _check_command(p: Any) -> None:
     _check_command_address(p)
     _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
     _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
+    _check_names(p.targets, "targets")
 
 
 def _check_command_response(p: Any) -> None:
@@ -114,6 +115,13 @@ def _check_command_response(p: Any) -> None:
     _need(len(p.transports) <= limits.MAX_PROVIDERS, "transports")
     for transport in p.transports:
         _name(transport.provider_id, "transports.provider_id")
+    _check_names(p.not_listed, "not_listed")
+
+
+def _check_names(names: Any, what: str) -> None:
+    _need(len(names) <= limits.MAX_LISTED_MODELS, what)
+    for name in names:
+        _name(name, what)
 
 
 def _check_event(p: Any) -> None:

@@ -27,6 +27,8 @@ __all__ = [
     "Goodbye",
     "GoodbyeReason",
     "HealthObservation",
+    "HealthReason",
+    "HealthScope",
     "HeldSlots",
     "Inventory",
     "LeaseBinding",
@@ -122,6 +124,23 @@ class LivenessClassification(IntEnum):
     HEALTH_UNKNOWN = 3
 
 
+class HealthReason(IntEnum):
+    """Why something is lowered (HEALTH-8)."""
+
+    UNSPECIFIED = 0
+    REFUSED = 1
+    FAILING = 2
+    NOT_LISTED = 3
+    STALLED = 4
+
+
+class HealthScope(IntEnum):
+    """What an observation is about (HEALTH-7); UNSPECIFIED is the provider."""
+
+    UNSPECIFIED = 0
+    TARGET = 1
+
+
 class CancelReason(IntEnum):
     UNSPECIFIED = 0
     CLIENT_GONE = 1
@@ -166,6 +185,8 @@ class ExecutionFailure:
     connection_reused: bool = False
     response_started: bool = False
     message: bytes = b""
+    engine_lingers: bool = False
+    engine_busy: bool = False
 
 
 class LeaseBinding(msgspec.Struct, gc=False):
@@ -357,6 +378,8 @@ class NodeCommandRequest:
     cancel: bool = False
     argument: bytes = b""
     body: bytes = b""
+    reason: HealthReason = HealthReason.UNSPECIFIED
+    targets: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -386,6 +409,8 @@ class NodeCommandResponse:
     status: int = 0
     message: bytes = b""
     transports: list[ProviderTransport] = field(default_factory=list)
+    not_listed: list[str] = field(default_factory=list)
+    not_an_api: bool = False
 
 
 @dataclass(slots=True)
@@ -406,6 +431,8 @@ class HealthObservation:
     target: str = ""
     provider_health: ProviderHealth = ProviderHealth.UNSPECIFIED
     health_observation_seq: int = 0
+    reason: HealthReason = HealthReason.UNSPECIFIED
+    scope: HealthScope = HealthScope.UNSPECIFIED
 
 
 @dataclass(slots=True)

@@ -77,6 +77,19 @@ class LivenessClassification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIVENESS_CLASSIFICATION_PROVIDER_UNHEALTHY: _ClassVar[LivenessClassification]
     LIVENESS_CLASSIFICATION_HEALTH_UNKNOWN: _ClassVar[LivenessClassification]
 
+class HealthReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEALTH_REASON_UNSPECIFIED: _ClassVar[HealthReason]
+    HEALTH_REASON_REFUSED: _ClassVar[HealthReason]
+    HEALTH_REASON_FAILING: _ClassVar[HealthReason]
+    HEALTH_REASON_NOT_LISTED: _ClassVar[HealthReason]
+    HEALTH_REASON_STALLED: _ClassVar[HealthReason]
+
+class HealthScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEALTH_SCOPE_UNSPECIFIED: _ClassVar[HealthScope]
+    HEALTH_SCOPE_TARGET: _ClassVar[HealthScope]
+
 class RunEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RUN_EVENT_KIND_UNSPECIFIED: _ClassVar[RunEventKind]
@@ -154,6 +167,13 @@ LIVENESS_CLASSIFICATION_UNSPECIFIED: LivenessClassification
 LIVENESS_CLASSIFICATION_REQUEST_STALLED: LivenessClassification
 LIVENESS_CLASSIFICATION_PROVIDER_UNHEALTHY: LivenessClassification
 LIVENESS_CLASSIFICATION_HEALTH_UNKNOWN: LivenessClassification
+HEALTH_REASON_UNSPECIFIED: HealthReason
+HEALTH_REASON_REFUSED: HealthReason
+HEALTH_REASON_FAILING: HealthReason
+HEALTH_REASON_NOT_LISTED: HealthReason
+HEALTH_REASON_STALLED: HealthReason
+HEALTH_SCOPE_UNSPECIFIED: HealthScope
+HEALTH_SCOPE_TARGET: HealthScope
 RUN_EVENT_KIND_UNSPECIFIED: RunEventKind
 RUN_EVENT_KIND_START: RunEventKind
 RUN_EVENT_KIND_DELTA: RunEventKind
@@ -506,7 +526,7 @@ class Usage(_message.Message):
     def __init__(self, input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cached_input_tokens: _Optional[int] = ...) -> None: ...
 
 class ExecutionFailure(_message.Message):
-    __slots__ = ("code", "retryable", "provider_health", "liveness_classification", "health_observation_seq", "idle_ms", "close_confirmed", "slots_held", "connection_reused", "response_started", "message")
+    __slots__ = ("code", "retryable", "provider_health", "liveness_classification", "health_observation_seq", "idle_ms", "close_confirmed", "slots_held", "connection_reused", "response_started", "message", "engine_lingers", "engine_busy")
     CODE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +538,8 @@ class ExecutionFailure(_message.Message):
     CONNECTION_REUSED_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_STARTED_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_LINGERS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_BUSY_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     retryable: bool
     provider_health: ProviderHealth
@@ -529,7 +551,9 @@ class ExecutionFailure(_message.Message):
     connection_reused: bool
     response_started: bool
     message: bytes
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., liveness_classification: _Optional[_Union[LivenessClassification, str]] = ..., health_observation_seq: _Optional[int] = ..., idle_ms: _Optional[int] = ..., close_confirmed: _Optional[bool] = ..., slots_held: _Optional[int] = ..., connection_reused: _Optional[bool] = ..., response_started: _Optional[bool] = ..., message: _Optional[bytes] = ...) -> None: ...
+    engine_lingers: bool
+    engine_busy: bool
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., liveness_classification: _Optional[_Union[LivenessClassification, str]] = ..., health_observation_seq: _Optional[int] = ..., idle_ms: _Optional[int] = ..., close_confirmed: _Optional[bool] = ..., slots_held: _Optional[int] = ..., connection_reused: _Optional[bool] = ..., response_started: _Optional[bool] = ..., message: _Optional[bytes] = ..., engine_lingers: _Optional[bool] = ..., engine_busy: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "input", "input_bytes", "options", "input_follows", "background", "session_id", "first_response_timeout_ms")
@@ -604,7 +628,7 @@ class CancelRequest(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., reason: _Optional[_Union[CancelReason, str]] = ...) -> None: ...
 
 class NodeCommandRequest(_message.Message):
-    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument", "body")
+    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument", "body", "reason", "targets")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +638,8 @@ class NodeCommandRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     command: NodeCommand
     provider_id: str
@@ -623,10 +649,12 @@ class NodeCommandRequest(_message.Message):
     cancel: bool
     argument: bytes
     body: bytes
-    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ...) -> None: ...
+    reason: HealthReason
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ..., reason: _Optional[_Union[HealthReason, str]] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeCommandResponse(_message.Message):
-    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports")
+    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports", "not_listed", "not_an_api")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -638,6 +666,8 @@ class NodeCommandResponse(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    NOT_LISTED_FIELD_NUMBER: _ClassVar[int]
+    NOT_AN_API_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     code: ErrorCode
     provider_id: str
@@ -649,7 +679,9 @@ class NodeCommandResponse(_message.Message):
     status: int
     message: bytes
     transports: _containers.RepeatedCompositeFieldContainer[ProviderTransport]
-    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ...) -> None: ...
+    not_listed: _containers.RepeatedScalarFieldContainer[str]
+    not_an_api: bool
+    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ..., not_listed: _Optional[_Iterable[str]] = ..., not_an_api: _Optional[bool] = ...) -> None: ...
 
 class ProviderTransport(_message.Message):
     __slots__ = ("provider_id", "slots_in_use", "slots", "connections", "engine_tells", "engine_running", "engine_waiting", "engine_counts_requests")
@@ -730,18 +762,22 @@ class CallClosed(_message.Message):
     def __init__(self, provider_id: _Optional[str] = ..., stream_id: _Optional[int] = ...) -> None: ...
 
 class HealthObservation(_message.Message):
-    __slots__ = ("provider_id", "adapter", "target", "provider_health", "health_observation_seq")
+    __slots__ = ("provider_id", "adapter", "target", "provider_health", "health_observation_seq", "reason", "scope")
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_HEALTH_FIELD_NUMBER: _ClassVar[int]
     HEALTH_OBSERVATION_SEQ_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     provider_id: str
     adapter: str
     target: str
     provider_health: ProviderHealth
     health_observation_seq: int
-    def __init__(self, provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ...) -> None: ...
+    reason: HealthReason
+    scope: HealthScope
+    def __init__(self, provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., reason: _Optional[_Union[HealthReason, str]] = ..., scope: _Optional[_Union[HealthScope, str]] = ...) -> None: ...
 
 class Lifecycle(_message.Message):
     __slots__ = ("kind",)
