@@ -68,7 +68,9 @@ MEANINGS = {
     "nodes[].providers[].id": "the provider's name, unique over the whole edge",
     "nodes[].providers[].connect_timeout_ms": "for making a connection",
     "nodes[].providers[].health.path": "a path of the server to ask instead of what its kind is asked by itself",
-    "nodes[].providers[].health.timeout_ms": "for one look at the provider, all questions together",
+    "nodes[].providers[].health.timeout_ms": (
+        "for one look at the provider, all questions together; a stall is told after 3 s at the latest"
+    ),
     "nodes[].providers[].enabled": "false: it gets no request",
     "models[].aliases": "more names for it",
     "models[].candidates[].node": "a node's id",

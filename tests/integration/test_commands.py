@@ -124,7 +124,7 @@ async def test_what_the_engines_say_comes_with_the_transport_status() -> None:
 @pytest.mark.req("EXEC-8")
 @async_test()
 async def test_an_engine_that_is_silent_or_odd_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iop.node.commands.ENGINE_S", 0.3)
+    monkeypatch.setattr("iop.node.engines.ENGINE_S", 0.3)
 
     def answer(call: Call) -> None:
         if call.path == b"/metrics":

@@ -314,3 +314,37 @@ def test_a_stalled_run_is_evidence_if_it_has_a_lease(queued: bool) -> None:
             assert at.evidence == ({"terminal/unavailable/applied": 1} if queued else {})
 
     body()
+
+
+@pytest.mark.req("TUN-5d", "POOL-12")
+@async_test()
+async def test_a_unit_whose_engine_goes_on_is_lent_again_when_the_node_says_so() -> None:
+    async with scene() as at:
+        client = await at.ask("alone")
+        left = await at.request(at.one)
+        await client.close()
+        assert isinstance(await at.one.message(), m.CancelRequest)
+        at.end(at.one, left, code=m.ErrorCode.CANCELLED, engine_lingers=True)
+        await until(lambda: at.edge.pool.leases_in_use == 0)
+        await at.ask("alone")
+        await until(lambda: at.edge.pool.waiting == 1)
+        at.one.send(codec.encode(m.EdgeNodeEvent(call_closed=m.CallClosed("p", left.stream_id))))
+        at.end(at.one, await at.request(at.one))
+
+
+@pytest.mark.req("LIVE-2b", "POOL-11", "API-8")
+@pytest.mark.parametrize("busy", [False, True])
+def test_whoever_stalled_is_asked_again_unless_its_engine_works_on_what_is_abandoned(busy: bool) -> None:
+    @async_test()
+    async def body() -> None:
+        async with scene() as at:
+            client = await at.ask("alone")
+            found = {**DEAD, "provider_health": AVAILABLE, "liveness_classification": STALLED}
+            stalled = {"code": m.ErrorCode.RESPONSE_STALLED, "retryable": True, "engine_busy": busy, **found}
+            at.end(at.one, await at.request(at.one), **stalled)
+            if not busy:
+                at.end(at.one, await at.request(at.one))
+            answer = await client.answer()
+            assert answer.json["error"]["code"] == "response_stalled"
+
+    body()

@@ -175,6 +175,10 @@ class VirtualNode:
     def pass_s(self, seconds: float) -> None:
         self.kernel.run_until(self.kernel.now + seconds)
 
+    def suspend(self, seconds: float) -> None:
+        """The node is stopped for so long: no timer runs, and what comes meanwhile is read behind the late timers."""
+        self.kernel.now += seconds
+
     def listen(self) -> None:
         self.network.listen(self.outside, lambda: Served(self), PORT)
 
@@ -216,6 +220,7 @@ class VirtualNode:
             "window_bytes": 1 << 18, "deadline_ms": 0, "response_stall_timeout_ms": 0,
             "lease": m.LeaseBinding(stream_id), "method": b"POST", "path": b"/chat/completions",
             "header_block": b"", "body": BODY, "body_bytes": len(BODY), "dialect": m.EventDialect.CHAT,
+            "streaming": True,
         }  # fmt: skip
         return self._open(m.ProviderTunnelRequest(**(given | fields)), wait)
 
@@ -242,9 +247,9 @@ class VirtualNode:
     def cancel(self, call: Call) -> None:
         self.tell(m.CancelRequest(call.stream_id, f"r{call.stream_id}", m.CancelReason.CLIENT_GONE))
 
-    def ask(self, target: str = "t", *, number: int = 1) -> None:
+    def ask(self, target: str = "t", *, number: int = 1, **more: Any) -> None:
         """CAPABILITIES."""
-        self.tell(m.NodeCommandRequest(number, m.NodeCommand.CAPABILITIES, "p", self.kind, target, 10_000))
+        self.tell(m.NodeCommandRequest(number, m.NodeCommand.CAPABILITIES, "p", self.kind, target, 10_000, **more))
 
     def heard(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]

@@ -149,7 +149,8 @@ class SecuritySection(Section):
 
 class HealthSection(Section):
     """The probe of one provider (HEALTH-5). ``path``, from the root of the server, is asked in the place of what its
-    kind is asked otherwise; empty: it is not."""
+    kind is asked otherwise; empty: it is not. ``timeout_ms`` is for one look at the provider; the terminal of a stall
+    waits no longer than 3 s for it, whatever this says (LIVE-5)."""
 
     path: Annotated[str, Field(pattern=r"^(/[!-~]*)?$", max_length=1024)] = ""
     timeout_ms: Annotated[Int, Field(ge=1, le=10_000)] = 3_000

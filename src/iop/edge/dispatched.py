@@ -283,7 +283,8 @@ class Dispatched(ABC):
     def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
         """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
         whoever asked; ``answered`` says that the provider's answer had begun."""
-        lingering = not failure.close_confirmed and failure.code is not m.ErrorCode.CAPACITY_EXCEEDED
+        held = not failure.close_confirmed or failure.engine_lingers
+        lingering = held and failure.code is not m.ErrorCode.CAPACITY_EXCEEDED
         handoff = self._attempt_failed(failure)
         if self.state is SENT:
             # Past the pool is past this, too: whoever named a provider asks about that one.
@@ -309,8 +310,9 @@ class Dispatched(ABC):
         if not answered and self._turned_away(failure):
             return True
         if code is m.ErrorCode.RESPONSE_STALLED:
-            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11).
-            fallback = handoff is m.ProviderHealth.AVAILABLE
+            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11), and not while it
+            # works on what others have asked (LIVE-2b).
+            fallback = handoff is m.ProviderHealth.AVAILABLE and not failure.engine_busy
             retryable = handoff is not None and failure.retryable
             return self._recover(
                 error, avoid=lease.provider_id, retryable=retryable, fallback=fallback, lingering=lingering

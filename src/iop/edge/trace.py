@@ -94,6 +94,7 @@ def evidence(failure: m.ExecutionFailure) -> dict[str, Any]:
         said |= {"connection_reused": failure.connection_reused, "response_started": failure.response_started}
     elif failure.code is m.ErrorCode.CAPACITY_EXCEEDED:
         said["slots_held"] = failure.slots_held
+    said |= {name: True for name in ("engine_lingers", "engine_busy") if getattr(failure, name)}
     return said
 
 

@@ -50,6 +50,7 @@ __all__ = ["Agent"]
 log = logging.getLogger("iop.node.agent")
 
 WATCH_TICK_S = 0.25
+SUSPENDED_S = 1.0  # from one tick to the next: this loop did not run, and the clocks say nothing of anybody else
 _GONE = frozenset({ProviderUnreachable.code, ProviderConnectionLost.code})  # after which a provider is looked at
 
 _Then = Callable[[m.NodeConfigPayload, ConfigRejected | None], None]
@@ -108,6 +109,7 @@ class Agent:
         self._in_force: m.NodeConfigPayload | None = None
         self._owed: list[m.CallClosed] = []  # ends of slots that were reported as held, until the edge is ready
         self._ticking = True
+        self._ticked_at = 0.0
 
     @property
     def now(self) -> float:
@@ -154,11 +156,16 @@ class Agent:
     def _tick(self) -> None:
         if not self._ticking:
             return
-        now = self.now
+        now, before, self._ticked_at = self.now, self._ticked_at, self.now
+        self.runtime.wheel.arm(WATCH_TICK_S, self._tick)
+        if before and now - before > SUSPENDED_S:
+            # Stopped, or starved of its processor: what came meanwhile is read before anybody is called silent.
+            for call in list(self.calls.values()):
+                call.slept(now - before - WATCH_TICK_S)
+            return
         self.session.tick(now)
         for call in list(self.calls.values()):
             call.tick(now)
-        self.runtime.wheel.arm(WATCH_TICK_S, self._tick)
 
     def received(self, message: m.Message) -> None:
         handler = self._HANDLERS.get(type(message))

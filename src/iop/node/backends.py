@@ -15,6 +15,8 @@ from iop.execution.gate import CapacityGate
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS
 from iop.node.adapters.echo import EchoServer
+from iop.node.engines import Engines
+from iop.node.lingering import Lingering
 from iop.node.provider import Allowance, ConfigRejected, Provider
 from iop.wire import messages as m
 
@@ -35,6 +37,8 @@ class Backends:
         self.revision = 0
         #: Hears the end of slots that an edge counts (:meth:`call_closed`): set by the connection that reported them.
         self.owed_to: Callable[[str, int], None] | None = None
+        self.engines = Engines(runtime, self.open_calls)
+        self.lingering = Lingering(runtime, self.engines, self.call_closed)
         self._echo: dict[str, EchoServer] = {}
         self._sweeping = False
         self._turn = asyncio.Lock()
@@ -75,6 +79,7 @@ class Backends:
         before, self.providers = self.providers, fresh
         self._echo.update(started)
         self.gate.configure({p.id: p.max_concurrency for p in wanted.values()})
+        self.engines.forget(frozenset(wanted))
         self.revision = payload.revision
         for provider_id, provider in before.items():
             if fresh.get(provider_id) is provider:
@@ -99,6 +104,10 @@ class Backends:
         self._sweeping = False
         self._sweep()
 
+    def open_calls(self, provider_id: str) -> int:
+        """Slots whose calls have not ended on the node's side (TUN-5d, LIVE-2b)."""
+        return self.gate.held(provider_id) - self.lingering.count(provider_id)
+
     def call_closed(self, provider_id: str, stream_id: int) -> None:
         """A slot whose end an edge is owed is free (POOL-12). The connection on which it counts now hears of it: after
         a reconnect that is not the one on which its call was opened. Without one nobody counts it."""
@@ -106,6 +115,8 @@ class Backends:
             self.owed_to(provider_id, stream_id)
 
     def close(self) -> None:
+        self.lingering.close()
+        self.engines.close()
         for provider in self.providers.values():
             provider.close()
         for server in self._echo.values():

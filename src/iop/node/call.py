@@ -6,9 +6,10 @@
 
 A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
 (EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
-until the call really ends (LIVE-9, POOL-12). A stall waits for a probe of its target as well, at the same time (LIVE-5,
-:mod:`iop.node.watchdog`). The node never sends a request twice: what it may replace is a connection that was dead
-before a byte of this request had left (TUN-5).
+until the call really ends (LIVE-9, POOL-12). Where the engine may go on with a call that is closed, the terminal says
+so, and the slot stays held until the engine is done (TUN-5d, :mod:`iop.node.lingering`). A stall waits for a probe of
+its target as well, at the same time (LIVE-5, :mod:`iop.node.watchdog`). The node never sends a request twice: what it
+may replace is a connection that was dead before a byte of this request had left (TUN-5).
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from iop.execution.gate import FREE, Slot
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.net.wheel import Timer
+from iop.node.probe import Finding
 from iop.node.provider import Provider
-from iop.node.watchdog import CLAIMED, Watchdog
+from iop.node.watchdog import CLAIMED, QUIET, Do, Watchdog
 from iop.store.runs import Kind
 from iop.wire import messages as m
 
@@ -85,6 +87,7 @@ class ProviderCall(ABC):
         "_head",
         "_heard",
         "_held_at",
+        "_lingers",
         "_look_at",
         "_pieces",
         "_request",
@@ -92,6 +95,7 @@ class ProviderCall(ABC):
         "_reused",
         "_since",
         "_watchdog",
+        "_written",
         "provider",
         "slot",
         "state",
@@ -122,6 +126,8 @@ class ProviderCall(ABC):
         self._grace: Timer | None = None
         self._reused = False
         self._heard = False
+        self._written = False  # something of the request had left when its connection was closed
+        self._lingers = False
 
     @property
     def target(self) -> str:
@@ -172,6 +178,14 @@ class ProviderCall(ABC):
     @abstractmethod
     def _progress_at(self) -> float:
         """When the provider last made progress, 0 if never (LIVE-2)."""
+
+    @abstractmethod
+    def _body_begun(self) -> bool:
+        """Whether a byte of the answer's body has come."""
+
+    def _comes_whole(self) -> bool:
+        """Whether the answer is no stream: nothing is said before it is all there (LIVE-2b)."""
+        return False
 
     @property
     @abstractmethod
@@ -227,8 +241,18 @@ class ProviderCall(ABC):
     # ---- early ends --------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """The edge wants no more (EXEC-7), or the session is gone."""
+        """The edge wants no more (EXEC-7), or the session is gone. A stall that was claimed stands, and its probe holds
+        nothing any longer."""
+        if self._watchdog is not None and self._watchdog.awaits_probe:
+            self._evidence(ProviderHealth.UNKNOWN)
         self._stop(RequestCancelled())
+
+    def slept(self, lost_s: float) -> None:
+        """This loop did not run for so long: that was no silence of the provider's (LIVE-4)."""
+        if not self.stream.paused:  # else the end of the pause sees to it
+            self._since = max(self._since, self._progress_at()) + lost_s
+        if self._watchdog is not None:
+            self._watchdog.slept(lost_s)
 
     def tick(self, now: float) -> None:
         """Looks at the clocks: the deadline first, then silence (LIVE-9, API-10)."""
@@ -243,19 +267,42 @@ class ProviderCall(ABC):
         watchdog = self._watchdog
         if watchdog is None:
             request = self._request
-            watchdog = self._watchdog = Watchdog(request.response_stall_timeout_ms, request.first_response_timeout_ms)
+            watchdog = self._watchdog = Watchdog(
+                request.response_stall_timeout_ms, request.first_response_timeout_ms, whole=self._comes_whole()
+            )
         progress_at = self._progress_at()
         look_at = watchdog.look(
             now,
             max(progress_at, self._since),
-            progressed=progress_at > 0.0,
+            progressed=self._body_begun() if watchdog.phase is QUIET else progress_at > 0.0,
             held=self.stream.paused or self._starved(),
         )
-        if look_at is None:
-            self._stop(ResponseStalled())
-            self._agent.health.ask(self.provider, self.target, "stall", self._probed)
+        if look_at is Do.CLAIM:
+            self._stall()
+        elif look_at is Do.PROBE:
+            self._agent.health.ask(self.provider, self.target, "stall", self._probed_quietly)
         else:
             self._look_at = look_at if deadline_at is None else min(look_at, deadline_at)
+
+    def _stall(self) -> None:
+        """A stall was claimed: the call is closed, and its target probed."""
+        self._stop(ResponseStalled())
+        self._agent.health.ask(self.provider, self.target, "stall", self._probed)
+
+    def _probed_quietly(self, found: Finding) -> None:
+        """The probe at an interval of an answer that comes whole (LIVE-2b)."""
+        watchdog = self._watchdog
+        assert watchdog is not None
+        if self.state in (CLOSING, DONE):
+            return
+        now, since = self._agent.runtime.wheel.now, max(self._progress_at(), self._since)
+        if not watchdog.looked(now, since, found.health, idle=found.idle, progressed=self._body_begun()):
+            return
+        if found.health is ProviderHealth.UNAVAILABLE:
+            self._evidence(found.health)
+            self._stop(ResponseStalled())
+        else:
+            self._stall()
 
     def _stop(self, error: IopError) -> None:
         """Fences what the provider still says, closes the call, and reports once it is closed."""
@@ -280,12 +327,21 @@ class ProviderCall(ABC):
         """Whether a stall was claimed and is not reported yet: then the watchdog says when it is."""
         return self._watchdog is not None and self._watchdog.phase is CLAIMED
 
-    def _probed(self, health: ProviderHealth) -> None:
+    def _probed(self, found: Finding) -> None:
         """The probe of a stall has ended."""
         watchdog = self._watchdog
         assert watchdog is not None
+        if watchdog.awaits_probe:
+            self._evidence(found.health, busy=found.busy)
+        elif found.health is ProviderHealth.UNAVAILABLE:
+            self._agent.health.tell(self.provider, self.target, found)  # its terminal could not wait for it
+
+    def _evidence(self, health: ProviderHealth, *, busy: bool = False) -> None:
+        """What the terminal of a stall is to say of its provider."""
+        watchdog = self._watchdog
+        assert watchdog is not None
         seq = self._agent.health.number() if self._request.lease.lease_id else 0  # an unbound path has none (LIVE-8)
-        if watchdog.probed(health, seq):
+        if watchdog.probed(health, seq, busy=busy):
             self._stalled(watchdog)
 
     def _grace_over(self) -> None:
@@ -297,10 +353,16 @@ class ProviderCall(ABC):
             self._stalled(watchdog)
 
     def _closed(self) -> None:
-        """The call is closed, as it was to be: its slot is free."""
-        if self.slot.release():
-            self._agent.backends.call_closed(self.slot.provider_id, self.stream.stream_id)
+        """The call is closed, as it was to be: its slot is free, unless the engine may go on with it."""
+        backends = self._agent.backends
         watchdog = self._watchdog
+        if self.provider.adapter.works_on and self._written and not self._body_begun():
+            self._lingers = True
+            backends.lingering.add(self.provider, self.slot, self.stream.stream_id)
+            if watchdog is not None:
+                watchdog.lingers = True
+        elif self.slot.release():
+            backends.call_closed(self.slot.provider_id, self.stream.stream_id)
         if watchdog is None or not self._stalling:
             self._due()
         elif watchdog.call_closed():
@@ -313,7 +375,7 @@ class ProviderCall(ABC):
 
     def _due(self) -> None:
         """The terminal. If the call has not closed yet, it says so, and the slot is held until it does (POOL-12)."""
-        if self.slot.state is FREE:
+        if self.slot.state is FREE or self._lingers:
             self._report()
             return
         assert self._error is not None
@@ -324,6 +386,7 @@ class ProviderCall(ABC):
         """The provider's socket is closed for certain."""
         self._connection = None
         self._heard = heard
+        self._written = written
         self._detached()
         if self.state is CLOSING:
             self._closed()
@@ -349,7 +412,8 @@ class ProviderCall(ABC):
         if self._grace is not None:
             self._grace.cancel()
         error = self._error
-        owed = self.slot.state is not FREE and self.slot.release()  # before the terminal, which says that it is closed
+        # Before the terminal, which says that the call is closed.
+        owed = not self._lingers and self.slot.state is not FREE and self.slot.release()
         if error is None:
             self._send_end()
         else:
@@ -364,6 +428,7 @@ class ProviderCall(ABC):
             close_confirmed=close_confirmed,
             connection_reused=self._reused,
             response_started=self._heard or self._head is not None,
+            engine_lingers=self._lingers,
         )
 
     def _move(self, to: State) -> None:

@@ -24,8 +24,8 @@ from iop.errors import (
     UnknownProvider,
     UnsupportedCommand,
 )
+from iop.execution.failure import HealthReason
 from iop.net.loop import Runtime
-from iop.node.adapters import Figures
 from iop.node.health import Health
 from iop.node.provider import Provider
 from iop.wire import limits
@@ -40,8 +40,6 @@ log = logging.getLogger("iop.node.commands")
 
 MAX_RUNNING = 64
 DEFAULT_S, MAX_S = 5.0, 30.0
-ENGINE_S = 2.0  # for one engine, so that one that hangs hides no figure of the others
-ENGINES_AT_ONCE = 16
 
 
 class Commands:
@@ -55,7 +53,6 @@ class Commands:
         self._health = health
         self._answer = answer
         self._running: dict[int, asyncio.Task[m.NodeCommandResponse]] = {}
-        self._engines = asyncio.Semaphore(ENGINES_AT_ONCE)
 
     def received(self, request: m.NodeCommandRequest) -> None:
         """Starts a command, or cancels one: an id that is not running is none of ours any more."""
@@ -105,29 +102,35 @@ class Commands:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     async def _capabilities(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
-        """Can this provider serve this target? (HEALTH-5)"""
+        """Can this provider serve this target (HEALTH-5)? With targets: how is it, and which of them does it list
+        (HEALTH-10)?"""
         provider = self._provider(request)
         if not request.target:
             raise InvalidArgument("the capabilities are those of one target")
-        health, seq = await self._health.observe(provider, request.target)
-        return m.NodeCommandResponse(
-            request.command_id,
-            provider_id=request.provider_id,
-            adapter=request.adapter,
-            target=request.target,
-            provider_health=m.ProviderHealth[health.name],
-            health_observation_seq=seq,
+        answer = m.NodeCommandResponse(
+            request.command_id, provider_id=request.provider_id, adapter=request.adapter, target=request.target
         )
+        if request.targets:
+            seen, answer.health_observation_seq = await self._health.look(provider, request.targets)
+            health = seen.finding.health
+            answer.not_listed, answer.not_an_api = list(seen.not_listed), seen.not_an_api
+        else:
+            health, answer.health_observation_seq = await self._health.observe(
+                provider, request.target, _REASONS.get(request.reason)
+            )
+        answer.provider_health = m.ProviderHealth[health.name]
+        return answer
 
     async def _transport_status(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
         """Slots, connections and what the engines say, of one provider or of all (POOL-13)."""
         providers = [self._provider(request)] if request.provider_id else list(self._backends.providers.values())
         async with asyncio.TaskGroup() as group:
-            asked = [(provider, group.create_task(self._figures(provider))) for provider in providers]
+            asked = [(provider, group.create_task(self._backends.engines.ask(provider))) for provider in providers]
         gate = self._backends.gate
         transports = []
         for provider, task in asked:
-            engine, figures = provider.adapter.engine, task.result()
+            engine, reading = provider.adapter.engine, task.result()
+            figures = reading.figures if reading is not None else None
             transports.append(
                 m.ProviderTransport(
                     provider.config.id,
@@ -141,17 +144,6 @@ class Commands:
                 )
             )
         return m.NodeCommandResponse(request.command_id, provider_id=request.provider_id, transports=transports)
-
-    async def _figures(self, provider: Provider) -> Figures | None:
-        engine = provider.adapter.engine
-        if engine is None:
-            return None
-        try:
-            async with self._engines, asyncio.timeout(ENGINE_S):
-                status, body = await provider.ask(b"GET", engine.path, max_bytes=engine.max_bytes)
-        except (TimeoutError, IopError):
-            return None
-        return engine.read(body) if status == 200 else None
 
     async def _ollama(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
         """One question to the provider's own API, if its adapter lists the path."""
@@ -182,6 +174,7 @@ class Commands:
 
 
 _UINT32_MAX = (1 << 32) - 1
+_REASONS = {m.HealthReason[reason.name]: reason for reason in HealthReason}
 
 
 def _listed(provider: Provider) -> str:

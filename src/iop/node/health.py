@@ -1,33 +1,38 @@
 """All that one connection tells its edge about the health of providers: who is probed when, and in which order that was
-seen (LIVE-5, LIVE-8, HEALTH-5, HEALTH-6).
+seen (LIVE-5, LIVE-8, HEALTH-5 … HEALTH-8, HEALTH-10).
 
-Three things ask: a call that has stalled, the CAPABILITIES command, and a call that could not reach its provider or
-lost it. The first two are answered with what their own probe says; for the third the node reports by itself, after the
-call's terminal. Whoever asks about the same target in the same instant shares a probe, since a provider that dies takes
-all its calls with it. Each observation has a number of its own, from one source: the edge believes the later one.
+Four things ask: a call that has stalled, or may have; the CAPABILITIES command; a call that could not reach its
+provider or lost it; and a call that its provider answered with 404. The first two are answered with what their own
+probe says; for the others the node reports by itself, after the call's terminal. Whoever asks the same about the same
+target in the same instant shares a probe, since a provider that dies takes all its calls with it. Each observation has
+a number of its own, from one source: the edge believes the later one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
-from iop.execution.failure import ProviderHealth
+from iop.execution.failure import HealthReason, ProviderHealth
 from iop.net.loop import Runtime
 from iop.node.backends import Backends
-from iop.node.probe import probe
+from iop.node.engines import Reading
+from iop.node.probe import BOUND_S, Finding, Look, look, probe
 from iop.node.provider import Provider
 from iop.observability.metrics import NodeMetrics
 from iop.wire import messages as m
 
-__all__ = ["Health"]
+__all__ = ["MISSING_REST_S", "MOST_REPORTS", "REST_S", "Health"]
 
 REST_S = 1.0  # between two reports about one target
+MISSING_REST_S = 10.0  # between two looks at one target that a provider answered 404 for (HEALTH-7)
 MOST_REPORTS = 64  # of targets at a time; a node with more dead ones than that says so of these first
 
 _Key = tuple[Provider, str]
-_Probe = asyncio.Task[ProviderHealth]
+_Probe = asyncio.Task[Finding]
+_UNKNOWN = Finding(ProviderHealth.UNKNOWN)
 
 
 class Health:
@@ -43,8 +48,9 @@ class Health:
         self._report = report
         self._seq = 0
         self._tasks: set[_Probe] = set()
-        self._latest: dict[_Key, tuple[float, _Probe]] = {}
+        self._latest: dict[tuple[Any, ...], tuple[float, _Probe]] = {}
         self._reporting: dict[_Key, bool] = {}  # whether there is a reason to look again
+        self._missing: set[_Key] = set()  # looked at for a 404 a short while ago
         self._closed = False
 
     def number(self) -> int:
@@ -60,33 +66,83 @@ class Health:
 
     # ---- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, provider: Provider, target: str, cause: str, heard: Callable[[ProviderHealth], None]) -> None:
-        """Probes; ``heard`` is called later and once. ``cause``: ``stall``, ``command`` or ``failure``."""
+    def ask(
+        self,
+        provider: Provider,
+        target: str,
+        cause: str,
+        heard: Callable[[Finding], None],
+        reason: HealthReason | None = None,
+    ) -> None:
+        """Probes; ``heard`` is called later and once. ``cause``: ``stall``, ``command`` or ``failure``. ``reason``: why
+        the edge has lowered what is asked about."""
 
         def done(task: _Probe) -> None:
-            health = ProviderHealth.UNKNOWN if task.cancelled() else task.result()
-            self._metrics.probes[cause, health.value].value += 1
-            heard(health)
+            found = _UNKNOWN if task.cancelled() else task.result()
+            self._metrics.probes[cause, found.health.value].value += 1
+            heard(found)
 
-        self._probe(provider, target).add_done_callback(done)
+        stall = cause == "stall"
+        key = provider, target, reason, stall
+        ask = self._ask_of_stall(provider, target) if stall else probe(provider, target, reason=reason)
+        self._probe(key, ask).add_done_callback(done)
 
-    async def observe(self, provider: Provider, target: str) -> tuple[ProviderHealth, int]:
+    async def observe(
+        self, provider: Provider, target: str, reason: HealthReason | None = None
+    ) -> tuple[ProviderHealth, int]:
         """A numbered observation, for CAPABILITIES (HEALTH-5)."""
-        heard: asyncio.Future[ProviderHealth] = self._runtime.loop.create_future()
+        heard: asyncio.Future[Finding] = self._runtime.loop.create_future()
 
-        def tell(health: ProviderHealth) -> None:
+        def tell(found: Finding) -> None:
             if not heard.done():  # whoever waited may have been cancelled
-                heard.set_result(health)
+                heard.set_result(found)
 
-        self.ask(provider, target, "command", tell)
-        return await heard, self.number()
+        self.ask(provider, target, "command", tell, reason)
+        return (await heard).health, self.number()
 
-    def _probe(self, provider: Provider, target: str) -> _Probe:
-        key, now = (provider, target), self._runtime.wheel.now
+    async def look(self, provider: Provider, targets: Sequence[str]) -> tuple[Look, int]:
+        """One look at a provider for all of its targets; what is dead is reported as if a call had found it
+        (HEALTH-10)."""
+        found = await look(provider, targets)
+        self._metrics.probes["command", found.finding.health.value].value += 1
+        if found.finding.health is ProviderHealth.UNAVAILABLE:
+            self.tell(provider, targets[0], found.finding)
+        return found, self.number()
+
+    async def _ask_of_stall(self, provider: Provider, target: str) -> Finding:
+        """The probe and the engine's figures of a call that has stalled, or may have: within one bound."""
+        clock = self._runtime.loop.time
+        due_at = clock() + BOUND_S
+        found = await probe(provider, target, bound_s=BOUND_S)
+        if found.target_only:
+            # What is lowered for that is the target, and a stall would lower the provider (HEALTH-7).
+            self.tell(provider, target, found)
+            found = _UNKNOWN
+        if found.health is ProviderHealth.UNAVAILABLE:
+            return found
+        reading = await self._reading(provider, due_at)
+        if reading is None or reading.figures is None:
+            return found
+        return found._replace(busy=reading.surplus > 0, idle=reading.figures.running == 0)
+
+    async def _reading(self, provider: Provider, due_at: float) -> Reading | None:
+        """What the engine says of its requests, if it counts them and answers in time."""
+        engine = provider.adapter.engine
+        if engine is None or not engine.counts_requests:
+            return None
+        try:
+            async with asyncio.timeout_at(due_at):
+                return await self._backends.engines.ask(provider)
+        except TimeoutError:
+            return None
+
+    def _probe(self, key: tuple[Any, ...], ask: Coroutine[Any, Any, Finding]) -> _Probe:
+        now = self._runtime.wheel.now
         begun_at, present = self._latest.get(key, (-1.0, None))
         if present is not None and begun_at == now:
+            ask.close()
             return present
-        task = self._runtime.loop.create_task(probe(provider, target))
+        task = self._runtime.loop.create_task(ask)
         self._latest[key] = now, task
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, key))
@@ -94,13 +150,30 @@ class Health:
             task.cancel()
         return task
 
-    def _ended(self, key: _Key, task: _Probe) -> None:
+    def _ended(self, key: tuple[Any, ...], task: _Probe) -> None:
         self._tasks.discard(task)
         latest = self._latest.get(key)
         if latest is not None and latest[1] is task:
             del self._latest[key]
 
     # ---- what the node reports by itself -----------------------------------------------------------------------------
+
+    def tell(self, provider: Provider, target: str, found: Finding) -> None:
+        """Reports what was found."""
+        if self._closed:
+            return
+        config, reason = provider.config, found.reason
+        self._report(
+            m.HealthObservation(
+                config.id,
+                config.kind,
+                target,
+                m.ProviderHealth[found.health.name],
+                self.number(),
+                m.HealthReason[reason.name] if reason is not None else m.HealthReason.UNSPECIFIED,
+                m.HealthScope.TARGET if found.target_only else m.HealthScope.UNSPECIFIED,
+            )
+        )
 
     def lost(self, provider: Provider, target: str) -> None:
         """A call could not reach its provider, or lost it: the edge is told how it is (HEALTH-6). One probe at a time
@@ -111,6 +184,14 @@ class Health:
         elif len(self._reporting) < MOST_REPORTS:
             self._look(key)
 
+    def missing(self, provider: Provider, target: str) -> None:
+        """A provider answered 404 where it should have the target: looks, once in a while (HEALTH-7)."""
+        key = provider, target
+        if key not in self._missing and len(self._missing) < MOST_REPORTS:
+            self._missing.add(key)
+            self._runtime.wheel.arm(MISSING_REST_S, partial(self._missing.discard, key))
+            self.lost(provider, target)
+
     def _look(self, key: _Key) -> None:
         provider, target = key
         if self._closed or self._backends.providers.get(provider.config.id) is not provider:
@@ -118,12 +199,10 @@ class Health:
         self._reporting[key] = False
         self.ask(provider, target, "failure", partial(self._looked, key))
 
-    def _looked(self, key: _Key, health: ProviderHealth) -> None:
+    def _looked(self, key: _Key, found: Finding) -> None:
         if self._closed:
             return
-        config, target = key[0].config, key[1]
-        word = m.ProviderHealth[health.name]
-        self._report(m.HealthObservation(config.id, config.kind, target, word, self.number()))
+        self.tell(*key, found)
         self._runtime.wheel.arm(REST_S, partial(self._rested, key))
 
     def _rested(self, key: _Key) -> None:

@@ -16,13 +16,12 @@ from urllib.parse import unquote_to_bytes
 
 from iop._fast.fields import Fields
 from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
-from iop.execution.failure import ProviderHealth
 from iop.net.http.client import Origin, ProviderPool
 from iop.net.http.fetch import fetch
 from iop.net.http.head import HOP_BY_HOP
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS, Adapter
-from iop.node.adapters.questions import Reading, well
+from iop.node.adapters.questions import Listing, Reading, Said, well
 from iop.wire import messages as m
 
 __all__ = ["Allowance", "ConfigRejected", "Provider", "check_path"]
@@ -100,9 +99,9 @@ def _is_loopback(host: str) -> bool:
 
 class Provider:
     """One backend. ``retire`` lets running calls end on their own connections. ``questions`` are what a probe asks: the
-    paths, from the root of the server, and how to read what comes back."""
+    paths, from the root of the server, and how to read what comes back. ``listing`` is what the server has listed."""
 
-    __slots__ = ("_fixed_lines", "adapter", "config", "origin", "pool", "questions")
+    __slots__ = ("_fixed_lines", "adapter", "config", "listing", "origin", "pool", "questions")
 
     def __init__(self, runtime: Runtime, config: m.ProviderConfig, allowance: Allowance, base_url: str) -> None:
         """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ConfigRejected."""
@@ -120,6 +119,7 @@ class Provider:
         self._fixed_lines = self.origin.host_line + credential
         self.adapter: Adapter = adapter
         self.config = config
+        self.listing = Listing()
         self.questions = _questions(adapter, config, self.origin.base_path)
         self.pool = ProviderPool(
             runtime, self.origin, connect_timeout_s=config.connect_timeout_ms / 1000, idle_s=config.idle_ms / 1000
@@ -205,7 +205,7 @@ def _questions(adapter: Adapter, config: m.ProviderConfig, base_path: bytes) -> 
         path = config.health_path.encode()
         if _PATH.fullmatch(path) is None:
             raise ConfigRejected(config.id, "its health.path is not a path")
-        return ((path, well(ProviderHealth.AVAILABLE)),)
+        return ((path, well(Said.WELL)),)
     beside = base_path.removesuffix(b"/v1")
     return tuple(((base_path if q.on_base else beside) + q.path, q.read) for q in adapter.questions)
 

@@ -50,6 +50,7 @@ class NormalizedRun(ProviderCall):
     __slots__ = (
         "_answer",
         "_answer_bytes",
+        "_begun",
         "_complete",
         "_decoder",
         "_dropped_bytes",
@@ -79,6 +80,7 @@ class NormalizedRun(ProviderCall):
         self._answer: list[bytes] = []
         self._answer_bytes = 0
         self._complete: RunEvent | None = None
+        self._begun = False  # something of the answer's body has come
         self._progressed_at = 0.0
         self._dropped_bytes = 0
         self._open_steps = 0  # how much of an event is here that is not whole
@@ -126,6 +128,8 @@ class NormalizedRun(ProviderCall):
         self._decoder = BodyDecoder(head.framing, head.content_length)
         self._progressed_at = self._agent.now
         if head.status != 200:
+            if head.status == 404:
+                self._agent.health.missing(self.provider, self.target)
             self._stop(_refusal(head.status))
             return self
         if head.media_type == b"text/event-stream":
@@ -162,6 +166,7 @@ class NormalizedRun(ProviderCall):
     def _read(self, piece: bytes) -> None:
         reader = self._reader
         assert reader is not None
+        self._begun = True
         if self._events is None:
             self._progressed_at = self._agent.now
             self._answer.append(piece)
@@ -227,6 +232,9 @@ class NormalizedRun(ProviderCall):
 
     def _progress_at(self) -> float:
         return self._progressed_at
+
+    def _body_begun(self) -> bool:
+        return self._begun
 
     @property
     def dropped_bytes(self) -> int:

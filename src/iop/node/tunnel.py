@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Tunnel"]
 
+#: Where a provider says 404 for a target that it does not have, or for an endpoint (HEALTH-7).
+SERVED_PATHS = frozenset(
+    b"/" + path
+    for path in (
+        b"chat/completions", b"completions", b"responses", b"embeddings", b"messages", b"messages/count_tokens",
+        b"audio/speech", b"audio/transcriptions", b"audio/translations", b"images/generations", b"images/edits",
+        b"images/variations", b"rerank", b"score", b"classify", b"pooling", b"moderations", b"tokenize", b"detokenize",
+    )
+)  # fmt: skip
+
 _UNSPECIFIED = m.EventDialect.UNSPECIFIED
 
 
@@ -80,6 +90,8 @@ class Tunnel(ProviderCall):
         self._move(BODY)
         self._head = head
         self._pieces = []
+        if head.status == 404 and self._request.path in SERVED_PATHS:
+            self._agent.health.missing(self.provider, self.target)
         stream = self.stream
         stream.head(head.status, head.end_to_end)
         splitter = fields = None
@@ -115,6 +127,12 @@ class Tunnel(ProviderCall):
 
     def _progress_at(self) -> float:
         return self.stream.progress_at
+
+    def _body_begun(self) -> bool:
+        return self.stream.body_bytes > 0
+
+    def _comes_whole(self) -> bool:
+        return not self._request.streaming
 
     @property
     def dropped_bytes(self) -> int:

@@ -2,6 +2,11 @@
 
     FIRST ──progress──▶ FLOWING
       └────silence─────────┴────silence──▶ CLAIMED ──probed, and closed or grace over──▶ REPORTED
+    QUIET ──first byte──▶ FLOWING             ▲
+      └──── its probes, or enough of them ────┘
+
+A call begins in FIRST, or in QUIET: an answer that comes whole says nothing before it comes, so that its silence is no
+evidence (LIVE-2b). Then the provider is probed at each interval, and the probes decide.
 
 It owns no clock and no timer. Whoever looks after the call brings the time now and then; an event of the answer costs
 no more than the timestamp that its stream stores. A stall is claimed once. From then on the watchdog waits for two
@@ -16,12 +21,23 @@ from enum import StrEnum
 from iop.errors import InvalidTransition
 from iop.execution.failure import ExecutionFailure, ProviderHealth, stalled
 
-__all__ = ["STALL_MS", "Phase", "Watchdog"]
+__all__ = ["INTERVALS", "STALL_MS", "Do", "Phase", "Watchdog"]
 
+INTERVALS = 6  # of silence of an answer that comes whole; the last one ends it (LIVE-2b)
+TWICE = 2  # running, a probe has to say that it knows nothing, or an engine that it is idle
 STALL_MS = 300_000  # what 0 means on the wire (LIVE-1)
 
 
+class Do(StrEnum):
+    """What is to be done now: ``claim`` the stall that was just found, or ``probe`` the provider and tell
+    :meth:`Watchdog.looked`."""
+
+    CLAIM = "claim"
+    PROBE = "probe"
+
+
 class Phase(StrEnum):
+    QUIET = "quiet"
     FIRST = "first"
     FLOWING = "flowing"
     CLAIMED = "claimed"
@@ -29,9 +45,10 @@ class Phase(StrEnum):
 
 
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
-FIRST, FLOWING, CLAIMED, REPORTED = Phase
+QUIET, FIRST, FLOWING, CLAIMED, REPORTED = Phase
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    QUIET: frozenset({FLOWING, CLAIMED}),
     FIRST: frozenset({FLOWING, CLAIMED}),
     FLOWING: frozenset({CLAIMED}),
     CLAIMED: frozenset({REPORTED}),
@@ -41,14 +58,38 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 class Watchdog:
     """See the module. ``stall_ms`` and ``first_ms`` are the request's, as they come on the wire: 0 is the default for
-    the one, "the deadline alone" for the other, and None means that it is as long as the one (LIVE-1)."""
+    the one, "the deadline alone" for the other, and None means that it is as long as the one (LIVE-1). ``whole``: the
+    answer comes in one piece, unless ``first_ms`` says how long that may take. ``lingers``: the call is closed, and its
+    engine may go on with it (TUN-5d)."""
 
-    __slots__ = ("_first_s", "_health", "_in_grace", "_seq", "_stall_s", "closed", "grace_over", "idle_s", "phase")
+    __slots__ = (
+        "_busy",
+        "_first_s",
+        "_health",
+        "_idles",
+        "_in_grace",
+        "_intervals",
+        "_probed_at",
+        "_probing",
+        "_seq",
+        "_stall_s",
+        "_unknowns",
+        "closed",
+        "grace_over",
+        "idle_s",
+        "lingers",
+        "phase",
+    )
 
-    def __init__(self, stall_ms: int, first_ms: int | None) -> None:
+    def __init__(self, stall_ms: int, first_ms: int | None, *, whole: bool = False) -> None:
         self._stall_s = (stall_ms or STALL_MS) / 1000
         self._first_s = self._stall_s if first_ms is None else first_ms / 1000 or None
-        self.phase = FIRST
+        self.phase = QUIET if whole and first_ms is None else FIRST
+        self._intervals = self._unknowns = self._idles = 0  # of a quiet call
+        self._probed_at = 0.0
+        self._probing = False
+        self._busy = False
+        self.lingers = False
         self.idle_s = 0.0
         self.closed = False
         self.grace_over = False
@@ -56,14 +97,17 @@ class Watchdog:
         self._health: ProviderHealth | None = None
         self._seq = 0
 
-    def look(self, now: float, since: float, *, progressed: bool, held: bool) -> float | None:
-        """None: the call has stalled, which is said once. Else when to look again, at the latest.
+    def look(self, now: float, since: float, *, progressed: bool, held: bool) -> float | Do:
+        """What is to be done, each time once; else when to look again, at the latest.
 
         ``since``: the last progress, or when the provider had the request; time that does not count has moved it on.
-        ``progressed``: whether there was any progress. ``held``: it is we who hold the provider up just now, for lack
-        of credit or because the rest of the request has not come (LIVE-4).
+        ``progressed``: whether there was any progress; of a quiet call, whether a byte of its answer's body has come.
+        ``held``: it is we who hold the provider up just now, for lack of credit or because the rest of the request has
+        not come (LIVE-4).
         """
-        if progressed and self.phase is FIRST:
+        if self.phase is QUIET and not progressed:
+            return self._look_quietly(now, since, held)
+        if progressed and self.phase in (QUIET, FIRST):
             self._move(FLOWING)
         first = self.phase is FIRST
         limit_s = self._first_s if first else self._stall_s
@@ -74,9 +118,43 @@ class Watchdog:
         left_s = since + limit_s - now
         if left_s > 0:
             return now + (min(left_s, self._stall_s) if first else left_s)
+        self._claim(now, since)
+        return Do.CLAIM
+
+    def _look_quietly(self, now: float, since: float, held: bool) -> float | Do:
+        if held or self._probing:
+            return now
+        left_s = max(since, self._probed_at) + self._stall_s - now
+        if left_s > 0:
+            return now + left_s
+        self._intervals += 1
+        if self._intervals == INTERVALS:
+            self._claim(now, since)
+            return Do.CLAIM
+        self._probing, self._probed_at = True, now
+        return Do.PROBE
+
+    def looked(self, now: float, since: float, health: ProviderHealth, *, idle: bool, progressed: bool) -> bool:
+        """What the probe of a quiet call has found; ``idle``: its engine runs nothing. True if the call has stalled:
+        of a provider that is unavailable this probe is the evidence (:meth:`probed`), else another one is to be made as
+        for any stall."""
+        self._probing = False
+        if self.phase is not QUIET or progressed:
+            return False
+        self._unknowns = self._unknowns + 1 if health is ProviderHealth.UNKNOWN else 0
+        self._idles = self._idles + 1 if idle else 0
+        if health is not ProviderHealth.UNAVAILABLE and self._unknowns < TWICE and self._idles < TWICE:
+            return False
+        self._claim(now, since)
+        return True
+
+    def slept(self, lost_s: float) -> None:
+        """The node did not run for so long."""
+        self._probed_at += lost_s
+
+    def _claim(self, now: float, since: float) -> None:
         self._move(CLAIMED)
         self.idle_s = now - since
-        return None
 
     # ---- after the claim; each says whether the report is due now, which is said once --------------------------------
 
@@ -91,11 +169,17 @@ class Watchdog:
         self.grace_over = True
         return self._due()
 
-    def probed(self, health: ProviderHealth, seq: int) -> bool:
-        """The probe's word, and its number among this connection's observations: 0 where none is bound (LIVE-8)."""
+    def probed(self, health: ProviderHealth, seq: int, *, busy: bool = False) -> bool:
+        """The probe's word, and its number among this connection's observations: 0 where none is bound (LIVE-8).
+        ``busy``: the engine runs more than the node has calls open there. The first word counts."""
         if self._health is None:
-            self._health, self._seq = health, seq
+            self._health, self._seq, self._busy = health, seq, busy
         return self._due()
+
+    @property
+    def awaits_probe(self) -> bool:
+        """Whether a claim has yet to hear of its probe."""
+        return self.phase is CLAIMED and self._health is None
 
     def _due(self) -> bool:
         if self.phase is not CLAIMED or self._health is None or not (self.closed or self.grace_over):
@@ -112,6 +196,8 @@ class Watchdog:
             idle_ms=int(self.idle_s * 1000),
             close_confirmed=self.closed,
             retryable=self._in_grace,
+            engine_lingers=self.lingers,
+            engine_busy=self._busy,
         )
 
     def _move(self, to: Phase) -> None:

@@ -398,6 +398,11 @@ class NodeMetrics(Metrics):
             "provider_probes", "Probes of providers, by who asked and what they found.",
             cause=("stall", "command", "failure"), provider_health=HEALTH,
         )  # fmt: skip
+        self.lingering = self._gauge("slots_lingering", "Slots of calls that are closed and go on in their engine.")
+        self.lingered = self._watched(
+            "slots_lingered", "Slots that came back on their engine's word, or when two minutes were over.",
+            result=("ended", "expired"),
+        )  # fmt: skip
         self.ready = self._gauge("edge_connected", "1 while the session with the edge is ready.")
         self.store_rows = self._watched("store_rows", "Rows of the run store.", result=("written", "dropped"))
         self.connects = self._counter(

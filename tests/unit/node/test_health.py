@@ -118,8 +118,11 @@ def test_a_provider_that_is_lost_is_looked_at_and_reported(how: str, loss: str, 
         assert call.failure.provider_health is m.ProviderHealth.UNSPECIFIED
         world.pass_s(3.5)
         (seen,) = world.observations
-        health = m.ProviderHealth.UNAVAILABLE if loss in ("refused", "silent") else m.ProviderHealth.AVAILABLE
-        assert seen == m.HealthObservation("p", "openai_compat", "t", health, 1)
+        there = "p", "openai_compat", "t"
+        if loss in ("refused", "silent"):
+            assert seen == m.HealthObservation(*there, m.ProviderHealth.UNAVAILABLE, 1, m.HealthReason.REFUSED)
+        else:
+            assert seen == m.HealthObservation(*there, m.ProviderHealth.AVAILABLE, 1)
 
 
 @pytest.mark.req("HEALTH-6")
@@ -202,3 +205,82 @@ def test_a_look_ends_with_its_session_and_with_its_provider() -> None:
         world.pass_s(2)
         assert call.code == "provider_connection_lost"
         assert world.probes == [], "what was lost is configured no more"
+
+
+# ---- a target that is gone (HEALTH-7) --------------------------------------------------------------------------------
+
+LACKS = b'{"data":[{"id":"other"}]}'
+NOT_FOUND = b'{"error":{"message":"no such model","code":404}}'
+
+
+def told_404(world: VirtualNode, how: str = "open", **more: object) -> None:
+    """A request that its provider answers with 404."""
+    call = getattr(world, how)(**more)
+    call.served.answer(404, NOT_FOUND)
+    call.served.transport.close()
+    world.pass_s(0.3)
+    assert call.code
+
+
+@pytest.mark.req("HEALTH-7")
+@pytest.mark.parametrize("how", ["open", "run"])
+def test_a_404_makes_the_node_look_and_a_target_that_was_listed_is_reported_alone(how: str) -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        world.ask()
+        world.pass_s(0.1)
+        world.probe = lambda served: served.answer(200, LACKS)
+        told_404(world, how)
+        (seen,) = world.observations
+        assert (seen.target, seen.provider_health) == ("t", m.ProviderHealth.UNAVAILABLE)
+        assert (seen.reason, seen.scope) == (m.HealthReason.NOT_LISTED, m.HealthScope.TARGET)
+
+
+@pytest.mark.req("HEALTH-7")
+def test_a_404_for_what_was_never_listed_is_no_evidence() -> None:
+    with VirtualNode() as world:
+        world.probe = lambda served: served.answer(200, LACKS)
+        told_404(world)
+        assert [seen.provider_health.name for seen in world.observations] == ["AVAILABLE"]
+
+
+@pytest.mark.req("HEALTH-7")
+def test_a_thousand_404s_are_one_look_in_ten_seconds_for_each_target() -> None:
+    with VirtualNode(capacity=64) as world:
+        world.probe = well
+        for _ in range(9):
+            told_404(world)
+            told_404(world, target="u")
+        assert len(world.probes) == 2
+        world.pass_s(10)
+        told_404(world)
+        assert len(world.probes) == 3
+
+
+@pytest.mark.req("HEALTH-7")
+@pytest.mark.parametrize(
+    ("path", "status"), [(b"/files", 404), (b"/chat/completions", 400), (b"/chat/completions", 500)]
+)
+def test_no_other_answer_makes_the_node_look(path: bytes, status: int) -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        call = world.open(path=path)
+        call.served.answer(status, NOT_FOUND)
+        world.pass_s(1)
+        assert call.code == "ok"
+        assert world.probes == []
+
+
+@pytest.mark.req("HEALTH-7", "LIVE-7")
+def test_a_stall_of_a_target_that_is_no_longer_listed_reports_the_target_and_knows_nothing_of_the_provider() -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        world.ask()
+        world.pass_s(0.1)
+        world.probe = lambda served: served.answer(200, LACKS)
+        call = world.open(**SHORT)
+        world.pass_s(3)
+        assert call.failure.provider_health is m.ProviderHealth.UNKNOWN
+        (seen,) = world.observations
+        assert (seen.reason, seen.scope) == (m.HealthReason.NOT_LISTED, m.HealthScope.TARGET)
+        assert seen.health_observation_seq < call.failure.health_observation_seq

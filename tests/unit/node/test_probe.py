@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ SILENT, CLOSES, RESETS, GARBLED, CUT = "silent", "closes", "resets", "garbled", 
 
 CASES: list[tuple[str, Answers, str]] = [
     ("openai_compat", {"/v1/models": (200, LISTS)}, "AVAILABLE"),
-    ("openai_compat", {"/v1/models": (200, LACKS)}, "UNAVAILABLE"),
-    ("openai_compat", {"/v1/models": (200, b'{"data":[]}')}, "UNAVAILABLE"),
+    ("openai_compat", {"/v1/models": (200, LACKS)}, "AVAILABLE"),  # it may serve what it never listed
+    ("openai_compat", {"/v1/models": (200, b'{"data":[]}')}, "AVAILABLE"),
     ("openai_compat", {"/v1/models": (200, b"{}")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (200, b"<html>")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (200, b"[" * 100_000)}, "UNKNOWN"),
@@ -39,7 +40,7 @@ CASES: list[tuple[str, Answers, str]] = [
     ("openai_compat", {"/v1/models": CUT}, "UNAVAILABLE"),
     ("openai_compat", {"/v1/models": GARBLED}, "UNKNOWN"),
     ("vllm", {"/health": OK, "/v1/models": (200, LISTS)}, "AVAILABLE"),
-    ("vllm", {"/health": OK, "/v1/models": (200, LACKS)}, "UNAVAILABLE"),
+    ("vllm", {"/health": OK, "/v1/models": (200, LACKS)}, "AVAILABLE"),
     ("vllm", {"/health": BUSY, "/v1/models": (200, LISTS)}, "UNAVAILABLE"),
     ("vllm", {"/health": OK}, "UNKNOWN"),
     ("vllm", {"/v1/models": (200, LISTS)}, "UNKNOWN"),
@@ -55,7 +56,7 @@ CASES: list[tuple[str, Answers, str]] = [
     ("llama_cpp", {"/health": SILENT}, "UNAVAILABLE"),
     ("ollama", {"/api/ps": (200, PS)}, "AVAILABLE"),
     ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, PS)}, "AVAILABLE"),
-    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, NONE)}, "UNAVAILABLE"),
+    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, NONE)}, "AVAILABLE"),
     ("ollama", {"/api/ps": (500, b"")}, "UNAVAILABLE"),
     ("ollama", {}, "UNKNOWN"),
     ("ollama", {"/api/ps": SILENT}, "UNAVAILABLE"),
@@ -81,8 +82,8 @@ def playing(answers: Answers) -> object:
     return probe
 
 
-def health(world: VirtualNode, target: str = "t") -> str:
-    world.ask(target, number=len(world.heard(m.NodeCommandResponse)) + 1)
+def health(world: VirtualNode, target: str = "t", **more: Any) -> str:
+    world.ask(target, number=len(world.heard(m.NodeCommandResponse)) + 1, **more)
     world.pass_s(3.3)
     answer = world.heard(m.NodeCommandResponse)[-1]
     assert (answer.code, answer.adapter, answer.target) == (m.ErrorCode.UNSPECIFIED, world.kind, target)
@@ -107,10 +108,15 @@ def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
 
 
 @pytest.mark.req("HEALTH-5")
-@pytest.mark.parametrize(("target", "found"), [("t", "AVAILABLE"), ("t:latest", "AVAILABLE"), ("t:8b", "UNAVAILABLE")])
+@pytest.mark.parametrize(
+    ("target", "found"), [("t", "UNAVAILABLE"), ("t:latest", "UNAVAILABLE"), ("t:8b", "AVAILABLE")]
+)
 def test_a_name_without_a_tag_is_its_latest_at_ollama(target: str, found: str) -> None:
+    """A target that is lost from the list was in it: under any of its names."""
     with VirtualNode("ollama") as world:
-        world.probe = playing({"/api/ps": (200, PS), "/api/tags": (200, PS)})  # type: ignore[assignment]
+        world.probe = playing({"/api/ps": (200, NONE), "/api/tags": (200, PS)})  # type: ignore[assignment]
+        assert health(world, target) == "AVAILABLE"
+        world.probe = playing({"/api/ps": (200, NONE), "/api/tags": (200, NONE)})  # type: ignore[assignment]
         assert health(world, target) == found
 
 
@@ -183,3 +189,148 @@ def test_capabilities_are_those_of_a_target() -> None:
         world.ask("")
         world.pass_s(0.1)
         assert world.heard(m.NodeCommandResponse)[0].code is m.ErrorCode.INVALID_ARGUMENT
+
+
+# ---- what a probe is read by (HEALTH-7, HEALTH-8) --------------------------------------------------------------------
+
+REFUSED, FAILING, NOT_LISTED, STALLED = list(m.HealthReason)[1:]
+HTML = (200, b"<html>")
+ERROR = (500, b"")
+#: A server that has listed its target, by what it answers now: what that means where the target is lowered for no
+#: reason, as refused, as failing (or stalled), and as not listed. + is available, - unavailable, ? unknown.
+BY_REASON: list[tuple[str, Answers, str]] = [
+    ("openai_compat", {"/v1/models": (200, LISTS)}, "++++"),
+    ("openai_compat", {"/v1/models": (200, LACKS)}, "-+--"),
+    ("openai_compat", {"/v1/models": ERROR}, "----"),
+    ("openai_compat", {"/v1/models": (401, b"")}, "?+++"),
+    ("openai_compat", {"/v1/models": HTML}, "?+++"),
+    ("openai_compat", {}, "?+++"),
+    ("openai_compat", {"/health": OK}, "++++"),
+    ("openai_compat", {"/health": BUSY}, "-+--"),
+    ("openai_compat", {"/v1/models": GARBLED}, "????"),
+    ("openai_compat", {"/v1/models": RESETS}, "----"),
+    ("openai_compat", {"/v1/models": SILENT}, "----"),
+    ("vllm", {"/health": OK, "/v1/models": (200, LISTS)}, "++++"),
+    ("vllm", {"/health": BUSY, "/v1/models": (200, LISTS)}, "----"),
+    ("vllm", {"/health": OK, "/v1/models": (200, LACKS)}, "-+--"),
+    ("vllm", {"/v1/models": (200, LISTS)}, "?+++"),
+    ("llama_cpp", {"/health": OK}, "++++"),
+    ("llama_cpp", {"/health": BUSY}, "----"),
+    ("llama_cpp", {"/health": OK, "/slots": BUSY}, "-+--"),
+    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, PS)}, "++++"),
+    ("ollama", {"/api/ps": (200, NONE), "/api/tags": (200, NONE)}, "-+--"),
+]
+
+
+@pytest.mark.req("HEALTH-8")
+@pytest.mark.parametrize(("kind", "answers", "found"), BY_REASON, ids=[f"{k} {sorted(a)} {f}" for k, a, f in BY_REASON])
+def test_what_lowered_a_target_says_how_its_probe_is_read(kind: str, answers: Answers, found: str) -> None:
+    """Whatever lowered it, a server that serves has a way back, and one that does not has none."""
+    marks = {"AVAILABLE": "+", "UNAVAILABLE": "-", "UNKNOWN": "?"}
+    with VirtualNode(kind) as world:
+        listing = {"/health": OK, "/v1/models": (200, LISTS), "/api/ps": (200, PS), "/slots": (200, b"[]")}
+        for place, reason in enumerate((m.HealthReason.UNSPECIFIED, REFUSED, FAILING, NOT_LISTED)):
+            world.probe = playing(listing)  # type: ignore[assignment]
+            assert health(world) == "AVAILABLE"
+            world.probe = playing(answers)  # type: ignore[assignment]
+            assert marks[health(world, reason=reason)] == found[place], reason
+            if reason is FAILING:
+                assert marks[health(world, reason=STALLED)] == found[place]
+
+
+@pytest.mark.req("HEALTH-7", "HEALTH-8")
+@pytest.mark.parametrize("reason", list(m.HealthReason))
+def test_a_server_that_answers_to_names_which_it_does_not_list_comes_back(reason: m.HealthReason) -> None:
+    """Whatever lowered it: it was gone, and is as it was before."""
+    with VirtualNode() as world:
+        world.probe = playing({"/v1/models": (200, LACKS)})  # type: ignore[assignment]
+        assert health(world, reason=reason) == "AVAILABLE"
+        world.refuse()
+        assert health(world, reason=reason) == "UNAVAILABLE"
+        world.listen()
+        assert health(world, reason=reason) == "AVAILABLE"
+
+
+@pytest.mark.req("HEALTH-7")
+def test_what_a_server_listed_is_forgotten_with_it() -> None:
+    """One that is back after it was gone is another one: what that never listed is no evidence."""
+    with VirtualNode() as world:
+        for answer, found in ((LISTS, "AVAILABLE"), (LACKS, "UNAVAILABLE")):
+            world.probe = playing({"/v1/models": (200, answer)})  # type: ignore[assignment]
+            assert health(world) == found
+        world.refuse()
+        assert health(world) == "UNAVAILABLE"
+        world.listen()
+        assert health(world) == "AVAILABLE"
+
+
+@pytest.mark.req("LIVE-5", "HEALTH-5")
+def test_a_probe_whose_own_node_was_stopped_says_nothing_of_its_provider() -> None:
+    with VirtualNode() as world:
+        world.ask()
+        world.pass_s(0.1)
+        world.suspend(60.0)
+        world.pass_s(0.2)
+        assert world.heard(m.NodeCommandResponse)[0].provider_health.name != "UNAVAILABLE"
+
+
+# ---- one look at a provider (HEALTH-10) ------------------------------------------------------------------------------
+
+
+def looked(world: VirtualNode, *targets: str) -> m.NodeCommandResponse:
+    number = len(world.heard(m.NodeCommandResponse)) + 1
+    world.ask(targets[0], number=number, targets=list(targets))
+    world.pass_s(6.5)
+    answer = world.heard(m.NodeCommandResponse)[-1]
+    assert isinstance(answer, m.NodeCommandResponse)
+    assert answer.command_id == number
+    return answer
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-7")
+@pytest.mark.parametrize(
+    ("kind", "base", "answers", "health", "not_listed", "not_an_api"),
+    [
+        ("openai_compat", "/v1", {"/v1/models": (200, LISTS)}, "AVAILABLE", ["wrong"], False),
+        ("openai_compat", "/v1", {"/health": OK}, "AVAILABLE", [], False),
+        ("openai_compat", "/v1", {"/v1/models": (401, b"")}, "UNKNOWN", [], False),
+        ("openai_compat", "", {"/v1/models": (200, LISTS)}, "UNKNOWN", [], True),
+        ("openai_compat", "", {"/models": HTML, "/health": OK}, "UNKNOWN", [], True),
+        ("openai_compat", "", {"/models": (200, LISTS)}, "AVAILABLE", ["wrong"], False),
+        ("openai_compat", "", {"/models": (401, b"")}, "UNKNOWN", [], False),
+        ("vllm", "", {"/health": OK, "/v1/models": (200, LISTS)}, "UNKNOWN", [], True),
+        ("llama_cpp", "/v1", {"/health": OK, "/v1/models": (200, LISTS)}, "AVAILABLE", [], False),
+        ("ollama", "/v1", {"/api/ps": (200, PS), "/v1/models": (200, LISTS)}, "AVAILABLE", ["wrong"], False),
+        ("ollama", "", {"/api/ps": (200, PS), "/v1/models": (200, LISTS)}, "AVAILABLE", [], True),
+    ],
+)
+def test_one_look_tells_what_is_wrong_with_a_provider_and_its_targets(
+    kind: str, base: str, answers: Answers, health: str, not_listed: list[str], not_an_api: bool
+) -> None:
+    with VirtualNode(kind, base_url=BASE.replace("/v1", base)) as world:
+        world.probe = playing(answers)  # type: ignore[assignment]
+        answer = looked(world, "t", "wrong")
+        assert answer.provider_health.name == health
+        assert (answer.not_listed, answer.not_an_api) == (not_listed, not_an_api)
+        assert world.observations == [], "what is shown is no evidence"
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-6")
+def test_a_look_at_a_dead_port_reports_it_before_anybody_asked_for_it() -> None:
+    with VirtualNode() as world:
+        world.refuse()
+        answer = looked(world, "t", "u")
+        (seen,) = world.observations
+        assert (seen.target, seen.provider_health, seen.reason) == ("t", m.ProviderHealth.UNAVAILABLE, REFUSED)
+        assert seen.scope is m.HealthScope.UNSPECIFIED
+        assert answer.health_observation_seq > seen.health_observation_seq > 0
+
+
+@pytest.mark.req("HEALTH-7", "HEALTH-10")
+def test_what_a_look_saw_in_the_list_is_missed_when_it_is_gone() -> None:
+    with VirtualNode() as world:
+        world.probe = playing({"/v1/models": (200, LISTS)})  # type: ignore[assignment]
+        looked(world, "u", "t")
+        world.probe = playing({"/v1/models": (200, LACKS)})  # type: ignore[assignment]
+        assert health(world, "t") == "UNAVAILABLE"
+        assert health(world, "u") == "AVAILABLE"

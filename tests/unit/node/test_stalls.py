@@ -435,3 +435,231 @@ def test_a_stall_is_counted_and_logged_in_closed_words(caplog: pytest.LogCapture
         for kind, close in (("tunnel", "confirmed"), ("run", "unconfirmed"))
     ]
     assert "secret" not in str([vars(record) for record in caplog.records])
+
+
+# ---- LIVE-2b: answers that come whole -------------------------------------------------------------------------------
+
+WHOLE = {"streaming": False, **SHORT}
+IDLE, AT_WORK, CROWDED = b"[]", b'[{"is_processing":true}]', b'[{"is_processing":true},{"is_processing":true}]'
+
+
+def engine(slots: bytes) -> Callable[[Served], None]:
+    """A well llama.cpp server with these slots at work."""
+
+    def probe(served: Served) -> None:
+        served.answer(200, slots if served.path == b"/slots" else b"{}")
+
+    return probe
+
+
+def whole_answer(call: Call) -> None:
+    call.served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+
+
+@pytest.mark.req("LIVE-2b")
+@pytest.mark.parametrize("early_head", [False, True])
+def test_a_whole_answer_of_a_well_provider_may_take_five_intervals(early_head: bool) -> None:
+    """Its head, if that comes early, says no more than its silence."""
+    with VirtualNode() as world:
+        world.probe = well
+        call = world.open(**WHOLE)
+        if early_head:
+            call.served.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n")
+        world.pass_s(5 * STALL_S + 1)
+        assert call.code == ""
+        assert len(world.probes) == 5
+        if early_head:
+            call.served.send(b"{}")
+        else:
+            whole_answer(call)
+        world.pass_s(0.1)
+        assert (call.code, call.body) == ("ok", b"{}")
+
+
+@pytest.mark.req("LIVE-2b", "LIVE-6")
+def test_the_sixth_interval_of_silence_is_a_stall_like_any() -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        call = world.open(**WHOLE)
+        world.pass_s(6 * STALL_S + 2 * TOLD_S)
+        failure = call.failure
+        assert (failure.code.name, failure.provider_health.name) == ("RESPONSE_STALLED", "AVAILABLE")
+        assert 6 * STALL_S * 1000 <= failure.idle_ms <= 6 * STALL_S * 1000 + 2000
+        assert (failure.retryable, failure.engine_busy) == (True, False)
+        assert len(world.probes) == 6
+
+
+@pytest.mark.req("LIVE-2b", "LIVE-8")
+def test_a_whole_answer_of_a_dead_provider_ends_with_its_first_probe() -> None:
+    with VirtualNode() as world:
+        world.probe = lambda served: served.answer(500)
+        call = world.open(**WHOLE)
+        world.pass_s(STALL_S + TOLD_S)
+        failure = call.failure
+        assert (failure.provider_health.name, failure.liveness_classification.name) == (
+            "UNAVAILABLE",
+            "PROVIDER_UNHEALTHY",
+        )
+        assert (failure.health_observation_seq, failure.retryable, failure.close_confirmed) == (1, True, True)
+        assert len(world.probes) == 1
+
+
+@pytest.mark.req("LIVE-2b")
+@pytest.mark.parametrize(
+    ("kind", "answers", "probes", "health"),
+    [
+        ("openai_compat", ["?", "?"], 2, "UNKNOWN"),
+        ("openai_compat", ["?", "+", "?", "?"], 4, "UNKNOWN"),
+        ("llama_cpp", [IDLE, IDLE], 2, "AVAILABLE"),
+        ("llama_cpp", [IDLE, AT_WORK, IDLE, IDLE], 4, "AVAILABLE"),
+    ],
+)
+def test_nothing_known_or_nothing_run_twice_running_is_a_stall(
+    kind: str, answers: list[bytes | str], probes: int, health: str
+) -> None:
+    with VirtualNode(kind) as world:
+        call = world.open(streaming=False, response_stall_timeout_ms=3000)
+        left = list(answers)
+
+        def probe(served: Served) -> None:
+            first = served.path in (b"/v1/models", b"/health") and (kind == "llama_cpp" or served.path == b"/v1/models")
+            if first and len(left) > 1 and len(world.probes) > 1:
+                left.pop(0)
+            answer = left[0]
+            if isinstance(answer, bytes):
+                engine(answer)(served)
+            elif answer == "+":
+                well(served)
+            else:
+                served.answer(404)
+
+        world.probe = probe
+        world.pass_s(3 * probes - 0.5)
+        assert call.code == ""
+        world.pass_s(2.5)
+        assert (call.code, call.failure.provider_health.name) == ("response_stalled", health)
+        assert call.failure.idle_ms // 3000 == probes
+        world.probe = engine(IDLE)
+        world.pass_s(3)
+
+
+@pytest.mark.req("LIVE-2b", "POOL-11")
+@pytest.mark.parametrize(("slots", "busy"), [(CROWDED, True), (AT_WORK, True), (IDLE, False)])
+def test_a_stall_of_an_engine_that_runs_more_than_its_node_asked_for_says_so(slots: bytes, busy: bool) -> None:
+    """The call is closed when the figures come, so whatever the engine runs then is not the node's."""
+    with VirtualNode("llama_cpp") as world:
+        world.probe = engine(AT_WORK)
+        call = world.open(**WHOLE)
+        world.pass_s(5 * STALL_S + 1.9)
+        world.probe = engine(slots)
+        world.pass_s(2.0)
+        assert (call.code, call.failure.engine_busy) == ("response_stalled", busy)
+        world.probe = engine(IDLE)
+        world.pass_s(4)
+
+
+@pytest.mark.req("LIVE-2b")
+def test_a_whole_answer_that_has_begun_may_not_pause_for_longer_than_any() -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        call = world.open(**WHOLE)
+        world.pass_s(3 * STALL_S)
+        call.served.send(JSON_HEAD + chunk(b"{"))
+        world.pass_s(STALL_S + 2 * TOLD_S)
+        assert call.code == "response_stalled"
+
+
+@pytest.mark.req("LIVE-2b", "LIVE-9")
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+def test_a_deadline_and_a_cancel_end_a_whole_answer_at_once_also_while_it_is_probed(how: str) -> None:
+    with VirtualNode() as world:
+        call = world.open(**WHOLE, deadline_ms=2500 if how == "deadline" else 0)  # its probe hangs from 2 s on
+        world.pass_s(2.45)
+        if how == "cancel":
+            world.cancel(call)
+        world.pass_s(0.4)
+        assert call.code == ("deadline_exceeded" if how == "deadline" else "cancelled")
+        world.pass_s(5)
+
+
+# ---- LIVE-5: the bound, whatever health.timeout_ms says --------------------------------------------------------------
+
+
+@pytest.mark.req("LIVE-5")
+@pytest.mark.parametrize(("timeout_ms", "told_s"), [(10_000, 3.0), (0, 3.0), (500, 0.5)])
+def test_the_probe_of_a_stall_delays_its_terminal_by_three_seconds_at_most(timeout_ms: int, told_s: float) -> None:
+    with VirtualNode(health_timeout_ms=timeout_ms) as world:
+        call = world.open(**SHORT)
+        world.pass_s(20)
+        assert told_s - 0.01 <= call.ended_at - world.probes[0].asked_at <= told_s + 0.15
+
+
+# ---- LIVE-4: time in which the node itself did not run ---------------------------------------------------------------
+
+
+@pytest.mark.req("LIVE-4", "LIVE-3")
+@pytest.mark.parametrize("how", ["open", "run"])
+@pytest.mark.parametrize("silent_s", [0.0, 1.9])
+def test_a_node_that_was_stopped_reads_before_it_calls_anybody_silent(how: str, silent_s: float) -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        call = getattr(world, how)(**SHORT)
+        call.served.send(SSE_HEAD + chunk(DELTA))
+        world.pass_s(silent_s)
+        world.suspend(600)
+        world.outside.call_later(0.0, call.served.transport.write, chunk(DELTA))
+        world.pass_s(STALL_S - 0.1)
+        assert (call.code, world.probes) == ("", [])
+        world.pass_s(0.1 + 2 * TOLD_S)
+        assert call.code == "response_stalled", "its silence behind that counts"
+
+
+@pytest.mark.req("LIVE-4")
+def test_what_was_silent_before_the_node_was_stopped_is_silent_behind_it() -> None:
+    with VirtualNode() as world:
+        world.probe = well
+        calls = [world.open(**SHORT), world.open(streaming=False, **SHORT)]
+        world.pass_s(1.5)
+        world.suspend(600)
+        world.pass_s(0.4)
+        assert ([call.code for call in calls], world.probes) == (["", ""], [])
+        world.pass_s(0.8)
+        assert (calls[0].code, calls[1].code) == ("response_stalled", "")
+        assert calls[0].failure.idle_ms < 3000
+        world.cancel(calls[1])
+
+
+# ---- LIVE-9, POOL-12: a client that leaves while the probe goes on --------------------------------------------------
+
+
+@pytest.mark.req("LIVE-9", "POOL-12", "EXEC-7")
+@pytest.mark.parametrize("how", ["open", "run"])
+def test_a_cancel_during_the_probe_brings_the_terminal_and_the_slot_at_once(how: str) -> None:
+    with VirtualNode(capacity=1) as world:
+        call = getattr(world, how)(**SHORT)  # its probe hangs
+        world.pass_s(STALL_S + TOLD_S)
+        assert (call.code, len(world.probes)) == ("", 1)
+        world.cancel(call)
+        world.pass_s(0.05)
+        failure = call.failure
+        assert (failure.code.name, failure.provider_health.name) == ("RESPONSE_STALLED", "UNKNOWN")
+        assert (failure.close_confirmed, world.backends.gate.held("p")) == (True, 0)
+        world.pass_s(4)
+        (seen,) = world.observations
+        assert (seen.provider_health.name, seen.reason.name) == ("UNAVAILABLE", "REFUSED"), "what it found is told"
+
+
+@pytest.mark.req("LIVE-9", "POOL-12")
+def test_a_cancel_during_the_probe_of_a_call_that_does_not_close_frees_nothing_early() -> None:
+    with VirtualNode(capacity=1) as world:
+        call = world.open(**SHORT)
+        call.served.transport.peer.linger_s = 5.0
+        world.pass_s(STALL_S + TOLD_S)
+        world.cancel(call)
+        world.pass_s(0.5)
+        assert (call.code, world.backends.gate.held("p")) == ("", 1)
+        world.pass_s(1.5)
+        assert (call.code, call.failure.close_confirmed) == ("response_stalled", False)
+        assert (world.backends.gate.held("p"), world.closed_calls) == (1, [])
+        world.pass_s(4)
+        assert (world.backends.gate.held("p"), len(world.closed_calls)) == (0, 1)

@@ -1,13 +1,17 @@
 """llama.cpp's server. It closes 5 to 36 % of kept connections right after a streamed answer and none after 50 ms, so
-the rest after a stream is not optional here (TUN-5). Its load is its list of slots, unless it was started without."""
+the rest after a stream is not optional here (TUN-5). Its load is its list of slots, unless it was started without.
+
+It goes on with a request whose client has left before the first token, or did not ask for a stream; and it looks for
+clients that have left between other work, so that a server that is asked for its slots all the time does not find out
+(TUN-5d).
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from iop.execution.failure import ProviderHealth
 from iop.node.adapters.openai_compat import Adapter, Engine, Figures
-from iop.node.adapters.questions import Question, alive
+from iop.node.adapters.questions import Listing, Question, Said, alive
 
 __all__ = ["ADAPTER"]
 
@@ -30,14 +34,16 @@ def read(slots: bytes) -> Figures | None:
         return None
 
 
-def _slots(status: int, body: bytes, target: str) -> ProviderHealth:
+def _slots(status: int, body: bytes, target: str, listing: Listing) -> Said:
     """It takes any model's name, so its target is not looked for; and it may have been started without this list. What
     counts is that the list comes: the loop that makes tokens answers it, and ``/health`` is answered beside that."""
-    return ProviderHealth.UNAVAILABLE if status >= 500 and status != 501 else ProviderHealth.AVAILABLE
+    return Said.FAILING if status >= 500 and status != 501 else Said.WELL
 
 
 ADAPTER = Adapter(
     "llama_cpp",
     questions=(alive(b"/health"), Question(b"/slots", _slots)),
-    engine=Engine(b"/slots", read),
+    engine=Engine(b"/slots", read, rest_s=2.0),
+    works_on=True,
+    any_name=True,
 )

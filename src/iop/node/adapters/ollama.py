@@ -37,7 +37,8 @@ def _tagged(name: str) -> str:
 
 ADAPTER = Adapter(
     "ollama",
-    questions=(listed(b"/api/ps", missing=None, same=_tagged), listed(b"/api/tags", same=_tagged)),
+    questions=(listed(b"/api/ps", whole=False, same=_tagged), listed(b"/api/tags", same=_tagged)),
+    same=_tagged,
     engine=Engine(b"/api/ps", read, counts_requests=False),
     api=API,
 )

@@ -24,13 +24,14 @@ class Engine:
     """How to ask an engine what it is doing: a path from the root of its server, and how to read the answer.
 
     ``read`` gives None for an answer that has no figure in it; it keeps nothing of what it reads. ``counts_requests``
-    is False where what runs are models.
+    is False where what runs are models. ``rest_s``: from one question to the next, at least.
     """
 
     path: bytes
     read: Callable[[bytes], Figures | None]
     max_bytes: int = 1 << 20
     counts_requests: bool = True
+    rest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,22 @@ class Adapter:
     server without a list of models is asked whether it is well. ``built_in``: the node itself serves this provider, on
     loopback. ``engine``: how to ask what its engine is doing, where it can be asked. ``api``: the paths of its own that
     a command may use, from the root of its server, with the method of each (EXEC-8). ``normal``: how it is asked for a
-    normalized run, where it can be (EXEC-1).
+    normalized run, where it can be (EXEC-1). ``works_on``: whether it may go on with a request whose client has left
+    before the first token (TUN-5d). ``any_name``: it takes any model's name, whatever it lists. ``same`` brings names
+    that mean one model to one form.
     """
 
     kind: str
     methods: frozenset[bytes] = frozenset({b"GET", b"POST"})
     rest_after_stream: bool = True
-    questions: tuple[Question, ...] = (models(absent=None), working(b"/health"))
+    questions: tuple[Question, ...] = (models(), working(b"/health"))
     built_in: bool = False
     engine: Engine | None = None
     api: Mapping[bytes, bytes] = field(default_factory=dict)
     normal: NormalForm | None = CHAT
+    works_on: bool = False
+    any_name: bool = False
+    same: Callable[[str], str] = str
 
 
 ADAPTER = Adapter("openai_compat")

@@ -1,28 +1,67 @@
 """What a provider is asked to learn whether it can serve a target, and how its answers read (EXEC-4, LIVE-7).
 
-A probe asks the questions of its provider's kind in order, until an answer decides. One that decides nothing leads to
-the next question; so does the word that a server does not have this one, where that is normal for its kind. What cannot
-be read is ``unknown``: ``unavailable`` needs a server that is gone, silent, failing, or that says itself that it lacks
-the target.
+A probe asks the questions of its provider's kind in order, until an answer decides. What an answer says is read here;
+what follows from it depends on why the probe is made, and stands in :mod:`iop.node.probe`. That a server does not list
+the target is evidence only if this server listed it before: some answer to names that they do not list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
-from iop.execution.failure import ProviderHealth
+__all__ = ["Listing", "Question", "Reading", "Said", "alive", "listed", "models", "names_in", "well", "working"]
 
-__all__ = ["Question", "Reading", "alive", "listed", "models", "names_in", "well", "working"]
+MOST_NAMES = 20_000  # that are remembered of one server
 
-AVAILABLE, UNAVAILABLE, UNKNOWN = ProviderHealth
+
+class Said(StrEnum):
+    """What one answer says of its server and of the target.
+
+    ``well``: it can serve it, as far as this kind of server tells. ``alive``: the server is well, and there is more to
+    ask. ``listed``, ``lost`` (listed before, and not any more), ``unlisted`` (never seen in a list). ``failing``: an
+    error of the server's own. ``absent``: it has no such endpoint. ``unclear``: it answers, and what it says cannot be
+    read.
+    """
+
+    WELL = "well"
+    ALIVE = "alive"
+    LISTED = "listed"
+    LOST = "lost"
+    UNLISTED = "unlisted"
+    FAILING = "failing"
+    ABSENT = "absent"
+    UNCLEAR = "unclear"
+
+
+class Listing:
+    """The models that one server has listed so far. A server that was gone is taken for another one when it is back."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def heard(self, names: set[str]) -> None:
+        """One list of the server's."""
+        if len(self._names) + len(names) <= MOST_NAMES or names <= self._names:
+            self._names |= names
+
+    def had(self, name: str) -> bool:
+        return name in self._names
+
+    def forget(self) -> None:
+        """The server is gone."""
+        self._names.clear()
+
 
 _ABSENT = frozenset({404, 405, 501})  # how servers say that they have no such endpoint
 
-#: What (status, body, target) means; None decides nothing.
-Reading = Callable[[int, bytes, str], ProviderHealth | None]
+#: What (status, body, target) say, with what the server has listed so far.
+Reading = Callable[[int, bytes, str, Listing], Said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +74,38 @@ class Question:
     on_base: bool = False
 
 
-def well(good: ProviderHealth | None) -> Reading:
-    """By the status alone; ``good`` is what a good one means."""
+def well(good: Said) -> Reading:
+    """By the status alone; ``good`` is what a good one says."""
 
-    def read(status: int, body: bytes, target: str) -> ProviderHealth | None:
+    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
         if 200 <= status <= 299:
             return good
-        return UNAVAILABLE if status >= 500 and status not in _ABSENT else UNKNOWN
+        return _refusal(status)
 
     return read
 
 
+def _refusal(status: int) -> Said:
+    """What a status says that is no good one."""
+    if status in _ABSENT:
+        return Said.ABSENT
+    return Said.FAILING if status >= 500 else Said.UNCLEAR
+
+
 def alive(path: bytes) -> Question:
-    """Whether the server is well; then there is more to ask."""
-    return Question(path, well(None))
+    """Whether the server is well; then there is more to ask. A server that lacks the endpoint is not of this kind."""
+    good = well(Said.ALIVE)
+
+    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
+        said = good(status, body, target, listing)
+        return Said.UNCLEAR if said is Said.ABSENT else said
+
+    return Question(path, read)
 
 
 def working(path: bytes) -> Question:
     """Whether the server is well, which is all that there is to ask."""
-    return Question(path, well(AVAILABLE))
+    return Question(path, well(Said.WELL))
 
 
 class _Entry(msgspec.Struct):
@@ -87,25 +139,30 @@ def names_in(body: bytes) -> set[str] | None:
 def listed(
     path: bytes,
     *,
-    absent: ProviderHealth | None = UNKNOWN,
-    missing: ProviderHealth | None = UNAVAILABLE,
+    whole: bool = True,
     same: Callable[[str], str] = str,
     on_base: bool = False,
 ) -> Question:
-    """Whether the server lists exactly the target. ``absent``: what it means that there is no such list; ``missing``:
-    that the target is not in it; ``same`` brings names that mean one model to one form."""
+    """Whether the server lists exactly the target. ``whole``: the list has every model that the server has; ``same``
+    brings names that mean one model to one form."""
 
-    def read(status: int, body: bytes, target: str) -> ProviderHealth | None:
+    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
         if status != 200:
-            return absent if status in _ABSENT else UNAVAILABLE if status >= 500 else UNKNOWN
-        names = names_in(body)
-        if names is None:
-            return UNKNOWN
-        return AVAILABLE if same(target) in map(same, names) else missing
+            return _refusal(status)
+        found = names_in(body)
+        if found is None:
+            return Said.UNCLEAR
+        names, name = set(map(same, found)), same(target)
+        listing.heard(names)
+        if name in names:
+            return Said.LISTED
+        if not whole:
+            return Said.ALIVE
+        return Said.LOST if listing.had(name) else Said.UNLISTED
 
     return Question(path, read, on_base)
 
 
-def models(absent: ProviderHealth | None) -> Question:
-    """Whether the target is in OpenAI's list; ``absent`` is what it means that there is none."""
-    return listed(b"/models", absent=absent, on_base=True)
+def models() -> Question:
+    """Whether the target is in OpenAI's list."""
+    return listed(b"/models", on_base=True)

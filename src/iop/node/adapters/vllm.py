@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 
-from iop.execution.failure import ProviderHealth
 from iop.node.adapters.openai_compat import Adapter, Engine, Figures
 from iop.node.adapters.questions import alive, models
 
@@ -29,6 +28,6 @@ def read(metrics: bytes) -> Figures | None:
 
 ADAPTER = Adapter(
     "vllm",
-    questions=(alive(b"/health"), models(absent=ProviderHealth.UNKNOWN)),
+    questions=(alive(b"/health"), models()),
     engine=Engine(b"/metrics", read),
 )

@@ -1,0 +1,107 @@
+"""What the engines behind the providers say that they are doing, asked once for all who want to know (POOL-13, TUN-5d).
+
+An engine has one question under way at a time, and one that must not be asked often is asked no more than its adapter
+allows: until then everybody gets the last answer. A question has a connection of its own, and takes no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from iop.errors import IopError, ProviderUnreachable
+from iop.net.loop import Runtime
+from iop.node.adapters import Figures
+from iop.node.provider import Provider
+
+__all__ = ["ENGINE_S", "Engines", "Reading"]
+
+ENGINE_S = 2.0  # for one engine, so that one that hangs hides no figure of the others
+ENGINES_AT_ONCE = 16
+_ABSENT = frozenset({404, 405, 501})  # how servers say that they have no such endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer, or None for ``figures`` without one. ``asked_at`` is in the wheel's time. ``open_calls`` is how many
+    calls the node had open at this provider while it was asked: the lower one of before and after. ``mute``: the server
+    is not there, or has no such endpoint, so it will not tell."""
+
+    asked_at: float
+    open_calls: int
+    figures: Figures | None
+    mute: bool = False
+
+    @property
+    def surplus(self) -> int:
+        """Requests that the engine runs beyond the node's open calls; 0 where it does not tell."""
+        return max(0, self.figures.running - self.open_calls) if self.figures is not None else 0
+
+
+class Engines:
+    """See the module. ``open_calls`` tells how many calls of the node are open at a provider, by its id."""
+
+    def __init__(self, runtime: Runtime, open_calls: Callable[[str], int]) -> None:
+        self._runtime = runtime
+        self._open_calls = open_calls
+        self._at_once = asyncio.Semaphore(ENGINES_AT_ONCE)
+        self._asking: dict[Provider, asyncio.Task[Reading]] = {}
+        self._last: dict[str, tuple[Provider, Reading]] = {}  # of those that must not be asked often, by id
+        self._closed = False
+
+    async def ask(self, provider: Provider) -> Reading | None:
+        """What the engine says, or None for a kind of provider that cannot be asked."""
+        engine = provider.adapter.engine
+        if engine is None:
+            return None
+        task = self._asking.get(provider)
+        if task is None:
+            known, reading = self._last.get(provider.config.id, (None, None))
+            if known is provider and reading is not None and self._now - reading.asked_at < engine.rest_s:
+                return reading
+            task = self._runtime.loop.create_task(self._ask(provider))
+            self._asking[provider] = task
+            task.add_done_callback(partial(self._asked, provider))
+            if self._closed:
+                task.cancel()
+        return await asyncio.shield(task)  # whoever waits may be cancelled, and the others wait on
+
+    def close(self) -> None:
+        """No engine is asked any more; who waits is cancelled."""
+        self._closed = True
+        for task in list(self._asking.values()):
+            task.cancel()
+
+    def forget(self, provider_ids: frozenset[str]) -> None:
+        """Only these are configured."""
+        self._last = {i: entry for i, entry in self._last.items() if i in provider_ids}
+
+    @property
+    def _now(self) -> float:
+        return self._runtime.wheel.now
+
+    def _asked(self, provider: Provider, task: asyncio.Task[Reading]) -> None:
+        del self._asking[provider]
+        engine = provider.adapter.engine
+        if engine is not None and engine.rest_s and not task.cancelled():
+            self._last[provider.config.id] = provider, task.result()
+
+    async def _ask(self, provider: Provider) -> Reading:
+        engine, provider_id = provider.adapter.engine, provider.config.id
+        assert engine is not None
+        figures: Figures | None = None
+        mute = False
+        async with self._at_once:
+            asked_at, before = self._now, self._open_calls(provider_id)
+            try:
+                async with asyncio.timeout(ENGINE_S):
+                    status, body = await provider.ask(b"GET", engine.path, max_bytes=engine.max_bytes)
+                figures = engine.read(body) if status == 200 else None
+                mute = status in _ABSENT
+            except ProviderUnreachable:
+                mute = True
+            except (TimeoutError, IopError):
+                pass
+        return Reading(asked_at, min(before, self._open_calls(provider_id)), figures, mute)
