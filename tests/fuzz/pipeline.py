@@ -12,7 +12,7 @@ import gzip
 from collections.abc import Iterator
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
-from iop.edge.api.routes import ROUTES, Shape, raw
+from iop.edge.api.routes import endpoints
 from iop.edge.headers import to_provider
 from iop.edge.intake import Intake, form_of
 from iop.errors import IopError
@@ -123,8 +123,8 @@ def _head(finder: HeadFinder, waiting: _Bytes) -> RequestHead | None:
 
 
 def _request(head: RequestHead, waiting: _Bytes) -> object:
-    endpoint = ROUTES.get(head.path) or raw(head.path, Shape.OPENAI)
-    form = form_of(head) if endpoint is not None and head.path not in ROUTES else None
+    endpoint = endpoints().get(head.path)
+    form = form_of(head) if endpoint is not None and endpoint.name == "other" else None
     intake = Intake(head, MAX_BODY_BYTES, form)
     fault: IopError | None = None
     pieces: list[bytes] = []

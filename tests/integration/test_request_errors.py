@@ -122,6 +122,33 @@ async def test_a_clients_own_request_id_is_only_logged(stack: Stack) -> None:
         assert (await scene.outcome(answer.get("x-request-id")))["client_request_id"] == "mine"
 
 
+NO_ENDPOINT = [(404, b'{"detail":"Not Found"}'), (404, b"404 page not found"), (405, b""), (404, b"<html>")]
+
+
+@pytest.mark.req("API-6b", "API-5")
+@pytest.mark.parametrize(("status", "body"), NO_ENDPOINT)
+@async_test()
+async def test_a_provider_without_the_endpoint_is_said_to_have_none(stack: Stack, status: int, body: bytes) -> None:
+    async with stack.scene() as scene:
+        for stream in (False, True):
+            client = await scene.send(post(MESSAGES, chat("m", stream=stream)))
+            (await scene.provider.call()).respond(body, status=status)
+            answer = await client.answer()
+            assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+            assert answer.json["error"]["message"].endswith("this server has no /v1/messages")
+
+
+@pytest.mark.req("API-6b")
+@async_test()
+async def test_a_provider_that_says_why_is_passed_on(stack: Stack) -> None:
+    own = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
+    async with stack.scene() as scene:
+        client = await scene.send(post(CHAT, chat("m")))
+        (await scene.provider.call()).respond(own, status=404)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (404, own)
+
+
 # ---- no provider ----------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ LIVE = frozenset(
         "http.api_keys",
         "http.cors_origins",
         "http.keys_file",
+        "http.more_paths",
         "http.max_body_bytes",
         "http.max_buffered_body_bytes",
         "http.max_header_bytes",

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from iop.config.fields import (
     BaseUrl,
     Bytes,
+    ClientPaths,
     ConfigPath,
     Context,
     Count,
@@ -102,6 +103,7 @@ class HttpSection(Section):
     idle_timeout_sec: Seconds = 75.0
     max_connections: Annotated[Int, Field(ge=1, le=1_000_000)] = 20_000
     cors_origins: WebOrigins = ()
+    more_paths: ClientPaths = ()
 
 
 class TransportSection(Section):

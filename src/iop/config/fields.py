@@ -188,6 +188,18 @@ WebOrigins = Annotated[
 ]
 
 
+def _client_path(value: str) -> str:
+    if len(value) > 256 or not re.fullmatch(r"/v1(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){1,8}", value):
+        raise _fault("write a whole path below /v1, of one to eight plain segments: /v1/ocr")
+    if value == "/v1/models" or value.startswith("/v1/models/"):
+        raise _fault("the edge answers this path itself")
+    return value
+
+
+#: Paths of providers that clients may POST to, beside those that are known (API-6b).
+ClientPaths = Annotated[tuple[Annotated[str, AfterValidator(_client_path)], ...], Field(max_length=100)]
+
+
 #: A file or folder; relative ones count from the folder of the configuration file.
 ConfigPath = Annotated[Path, PlainValidator(_config_path)]
 

@@ -9,10 +9,21 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iop.edge.api.errors import error_body, error_headers
-from iop.edge.api.routes import MODELS, READ, ROUTES, WRITE, Endpoint, Page, Shape, page_of, raw
+from iop.edge.api.routes import (
+    MODELS,
+    OLLAMA_PREFIX,
+    READ,
+    WRITE,
+    Endpoint,
+    Page,
+    Shape,
+    endpoints,
+    not_there,
+    page_of,
+)
 from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
 from iop.edge.intake import Intake, form_of, require_plain_query
@@ -45,12 +56,14 @@ class Access:
 
     ``local_only``: without keys the edge serves loopback, and then a browser page of another origin must not reach it
     through a name that resolves there (DNS rebinding). ``cors``: the origins whose pages may read answers, if any.
+    ``more_paths``: what they may ask for beside the known endpoints (API-6b).
     """
 
     keys: Mapping[bytes, Key]
     anonymous: bool
     local_only: bool
     cors: Cors | None = None
+    more_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ class Front:
         may_come: Callable[[str], bool],
     ) -> None:
         self._dispatcher = dispatcher
-        self._access = access
+        self.let_in(access)
         self._models = models
         self._max_body_bytes = max_body_bytes
         self._started_at = started_at
@@ -85,28 +98,30 @@ class Front:
 
     def configure(self, access: Access, models: Mapping[str, ModelInfo], max_body_bytes: int) -> None:
         """From here on these count; requests whose head was read keep who they are and what they may send (CONF-2)."""
-        self._access = access
+        self.let_in(access)
         self._models = models
         self._max_body_bytes = max_body_bytes
 
     def let_in(self, access: Access) -> None:
         """From here on these may ask."""
         self._access = access
+        self._endpoints = endpoints(access.more_paths)
 
     # ---- the App protocol --------------------------------------------------------------------------------------------
 
     def head_received(self, ex: Exchange) -> None:
         head = ex.head
-        endpoint, form = ROUTES.get(head.path), None
+        endpoint, form = self._endpoints.get(head.path), None
         try:
             cors = self._access.cors
             if cors is not None:
                 ex.more_fields = cors.fields(origin_of(head))
             if endpoint is None or head.method != b"POST":
-                endpoint = self._aside(ex, endpoint)
-                if endpoint is None:
-                    return
+                self._aside(ex, endpoint)
+                return
+            if endpoint.name == "other":
                 form = form_of(head)
+                endpoint = replace(endpoint, shape=self._shape(ex, None))
             key = self._key(ex)
             if head.query:
                 require_plain_query(head.query)
@@ -172,7 +187,7 @@ class Front:
     def fail(self, ex: Exchange, error: IopError) -> None:
         """Answers with an error, in the shape of the API that was asked."""
         request_id = new_request_id()
-        endpoint = ROUTES.get(ex.head.path)
+        endpoint = self._endpoints.get(ex.head.path)
         shape = self._shape(ex, endpoint)
         api = endpoint.name if endpoint is not None else "other"
         self._dispatcher.metrics.requests[api, error.code].value += 1
@@ -191,41 +206,37 @@ class Front:
 
     @staticmethod
     def _shape(ex: Exchange, endpoint: Endpoint | None) -> Shape:
-        if endpoint is not None:
+        if endpoint is not None and endpoint.name != "other":
             return endpoint.shape
+        if ex.head.path.startswith(OLLAMA_PREFIX):
+            return Shape.OLLAMA
         return Shape.ANTHROPIC if ex.head.get(b"anthropic-version") is not None else Shape.OPENAI
 
-    def _aside(self, ex: Exchange, endpoint: Endpoint | None) -> Endpoint | None:
-        """Whatever is not a POST of a known endpoint: answered here, or the endpoint of any other POST, whose key is
-        yet to be looked at. Raises what refuses it."""
+    def _aside(self, ex: Exchange, endpoint: Endpoint | None) -> None:
+        """Answers whatever is not a POST of an endpoint. Raises what refuses it."""
         head = ex.head
         if head.method == b"OPTIONS":
             self._options(ex, endpoint)
-            return None
+            return
         page = page_of(head.path) if endpoint is None else None
         if page is not None and page.keyless:
             _require_reading(ex)
             answer_health(ex, self._ready(), _named())
-            return None
-        if endpoint is None and page is None and head.method == b"POST":
-            other = raw(head.path, self._shape(ex, None))
-            if other is not None:
-                return other
+            return
         key = self._key(ex)
         if endpoint is not None:
             raise MethodNotAllowed(WRITE)
         if page is None:
-            raise RouteNotFound
+            raise RouteNotFound(not_there(head.path))
         _require_reading(ex)
         ex.respond(200, _JSON + _named(), self._page(ex, page, key))
-        return None
 
     def _page(self, ex: Exchange, page: Page, key: Key) -> bytes:
         """Raises ModelNotFound or InvalidRequest."""
         if page.path == b"/openapi.json":
             from iop.edge.api.openapi import openapi
 
-            return openapi()
+            return openapi(self._access.more_paths)
         from iop.edge.api.models import model_id, one_model, some_models
 
         shape = self._shape(ex, None)
@@ -245,10 +256,10 @@ class Front:
             allow = "GET, HEAD, POST, OPTIONS"
         elif page_of(path) is not None:
             allow = READ
-        elif endpoint is not None or raw(path, Shape.OPENAI) is not None:
+        elif endpoint is not None:
             allow = WRITE
         else:
-            raise RouteNotFound
+            raise RouteNotFound(not_there(path))
         if self._access.anonymous and self._access.local_only:
             self._require_local(ex)
         block = b"allow: %b\r\n%b" % (allow.encode("ascii"), _named())

@@ -129,7 +129,7 @@ def access(http: HttpSection, keys: Mapping[bytes, Key]) -> Access:
     """Who may ask (API-4). That keys are configured counts, not that one of them is good."""
     keyless = not http.api_keys and http.keys_file is None
     cors = Cors(http.cors_origins) if http.cors_origins else None
-    return Access(keys, anonymous=keyless, local_only=not http.allow_anonymous, cors=cors)
+    return Access(keys, anonymous=keyless, local_only=not http.allow_anonymous, cors=cors, more_paths=http.more_paths)
 
 
 def models(config: EdgeConfig) -> dict[str, ModelInfo]:

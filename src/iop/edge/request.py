@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import ERROR, FINISH
 from iop.edge.answer import Answered
-from iop.edge.api.errors import error_of
+from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
@@ -28,6 +28,7 @@ from iop.errors import (
     IopError,
     ProviderProtocolError,
     ProviderTruncated,
+    RouteNotFound,
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.logs import RequestOutcome
@@ -47,6 +48,7 @@ __all__ = ["ClientRequest", "State"]
 log = logging.getLogger("iop.edge.request")
 
 FINISH_GRACE_S = 0.5
+NO_ENDPOINT = frozenset({404, 405})  # statuses of a server that may not have what was asked for
 
 _TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
 _END = int(m.TunnelFrameKind.END)
@@ -184,7 +186,7 @@ class ClientRequest(Answered):
         mode, framing = frame_answer(ex.head, status, -1 if self._sse else total)
         if mode == RAW:
             ex.keep_alive = False
-        gated = (self._sse and status == 200) or status in RETRIED_STATUSES
+        gated = (self._sse and status == 200) or status in RETRIED_STATUSES or status in NO_ENDPOINT
         stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, gated)
         return None
 
@@ -199,7 +201,7 @@ class ClientRequest(Answered):
         stream = self.stream
         assert stream is not None
         status = self._provider_status
-        if status in RETRIED_STATUSES or bool(stream.flags_seen & ERROR):
+        if status in RETRIED_STATUSES or status in NO_ENDPOINT or bool(stream.flags_seen & ERROR):
             return True
         return self._told and not (self._sse and status == 200)
 
@@ -259,6 +261,10 @@ class ClientRequest(Answered):
             ProviderTruncated(), avoid=lease.provider_id, own=own
         ):
             return True
+        if status in NO_ENDPOINT and b"content-encoding:" not in own.block.lower() and not says_why(own.body):
+            missing = f"provider {lease.provider_id}: this server has no /v1{self.endpoint.provider_path.decode()}"
+            self._answer(RouteNotFound(missing))
+            return False
         if status < 400 and not own.event_stream:
             self.error = self.error or ProviderProtocolError("the provider answered without a stream")
         if self._recovery is not None:

@@ -17,7 +17,7 @@ from iop.errors import (
 )
 from iop.wire.messages import ErrorCode, ExecutionFailure
 
-__all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of", "provider_event"]
+__all__ = ["error_body", "error_event", "error_headers", "error_object", "error_of", "provider_event", "says_why"]
 
 # Anthropic names its error types by status; anything else is an api_error.
 _ANTHROPIC_TYPES: dict[int, str] = {
@@ -66,6 +66,8 @@ _NO_STREAM = "the provider answered with status %d instead of an event stream"
 
 
 def _object(error: IopError, shape: Shape, request_id: str) -> dict[str, object]:
+    if shape is Shape.OLLAMA:
+        return {"error": error.message}
     param = error.param if isinstance(error, InvalidRequest) else None
     if shape is Shape.ANTHROPIC:
         kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
@@ -96,6 +98,15 @@ def error_headers(error: IopError) -> bytes:
     if isinstance(error, MethodNotAllowed):
         block += b"allow: %b\r\n" % error.allow.encode("ascii")
     return block
+
+
+def says_why(body: bytes) -> bool:
+    """Whether a provider's answer has an error of an API, so that its client can make something of it."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and bool(said.get("error"))
 
 
 def provider_event(status: int, body: bytes, shape: Shape, api: str, request_id: str) -> bytes:

@@ -7,11 +7,9 @@ import json
 from collections.abc import Iterable
 
 from iop import __version__
-from iop.edge.api.routes import PAGES, RATES, ROUTES, STORY, Endpoint, Page, Shape, page_of
+from iop.edge.api.routes import OTHERS, PAGES, RATES, ROUTES, STORY, Endpoint, Page, Shape, let_through, page_of
 
-__all__ = ["RAW_PATH", "openapi"]
-
-RAW_PATH = "/v1/{path}"
+__all__ = ["openapi"]
 
 Json = dict[str, object]
 
@@ -107,25 +105,26 @@ def _errors(shape: Shape | None) -> Json:
     return {"default": {"description": "An error of the edge's", "content": _content(schema), "headers": headers}}
 
 
-def _asked(endpoint: Endpoint | None) -> Json:
-    """A POST that becomes a provider's; None is any other one."""
+def _asked(endpoint: Endpoint) -> Json:
+    """A POST that becomes a provider's."""
+    known = endpoint.name != "other"
     body = _content(_ref("schemas", "Request"))
-    if endpoint is None:
+    if not known:
         body["multipart/form-data"] = {"schema": _ref("schemas", "Form")}
     told: Json = {
         "description": "The provider's answer; its status may be another one",
         "headers": {name: _ref("headers", name) for name in (*STORY, *RATES)},
     }
-    if endpoint is not None:
+    if known:
         told["content"] = _content({"type": "object"}, "text/event-stream")
     else:
         told["content"] = {"*/*": {}}
     return {
-        "summary": endpoint.summary if endpoint is not None else "Any other endpoint of the model's provider",
-        "operationId": endpoint.name if endpoint is not None else "other",
+        "summary": endpoint.summary if known else "The provider's own endpoint",
+        "operationId": endpoint.name if known else endpoint.path.decode().strip("/").replace("/", "_"),
         "security": _KEYS,
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": told} | _errors(endpoint.shape if endpoint is not None else None),
+        "responses": {"200": told} | _errors(endpoint.shape if known else None),
     }
 
 
@@ -167,18 +166,16 @@ def _read(page: Page, method: str) -> Json:
     return operation
 
 
-@functools.lru_cache(maxsize=1)
-def openapi() -> bytes:
-    """The document, as JSON. OpenAPI 3.1.0."""
+@functools.lru_cache(maxsize=4)
+def openapi(more_paths: tuple[str, ...] = ()) -> bytes:
+    """The document, as JSON, with the paths that the owner lets through. OpenAPI 3.1.0."""
     paths: Json = {}
     one = page_of(b"/v1/models/x")
     assert one is not None
     for page in (*PAGES.values(), one):
         paths[page.path.decode()] = {"get": _read(page, "get"), "head": _read(page, "head")}
-    for endpoint in ROUTES.values():
+    for endpoint in (*ROUTES.values(), *OTHERS.values(), *let_through(more_paths)):
         paths[endpoint.path.decode()] = {"post": _asked(endpoint)}
-    text = "One to eight plain segments. Paths that administer a model server are not there."
-    paths[RAW_PATH] = {"post": _asked(None), "parameters": [_parameter("path", "path", text)]}
     document: Json = {
         "openapi": "3.1.0",
         "info": {

@@ -1,18 +1,22 @@
-"""Which path is which endpoint, and by which methods (API-1, API-2). One that providers serve is one line in
-:data:`ROUTES`, one that the edge answers itself is one in :data:`PAGES`; both are described by ``/openapi.json``."""
+"""Which path is which endpoint, and by which methods (API-1, API-2, API-6b). One that providers serve is one line in
+:data:`ROUTES` or a word in :data:`OTHERS`, one that the edge answers itself is one in :data:`PAGES`; all are described
+by ``/openapi.json``. Nothing else is there: model servers mix inference with administration under one prefix."""
 
 from __future__ import annotations
 
 import functools
-import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from iop.wire.messages import EventDialect
 
 __all__ = [
     "MODELS",
     "MODEL_PREFIX",
+    "OLLAMA_PREFIX",
+    "OTHERS",
     "PAGES",
     "RATES",
     "READ",
@@ -22,8 +26,11 @@ __all__ = [
     "Endpoint",
     "Page",
     "Shape",
+    "endpoints",
+    "let_through",
+    "not_there",
     "page_of",
-    "raw",
+    "spellings",
 ]
 
 
@@ -32,6 +39,7 @@ class Shape(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,45 +124,66 @@ RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for wh
 READ, WRITE = "GET, HEAD, OPTIONS", "POST, OPTIONS"
 
 
+# ---- whatever else a provider has ------------------------------------------------------------------------------------
+
+_OTHER = (
+    b"audio/speech audio/transcriptions audio/translations images/generations images/edits images/variations rerank "
+    b"score classify pooling moderations tokenize detokenize".split()
+)
+
+
+@functools.lru_cache(maxsize=64)
+def _other(path: bytes, computes: bool) -> Endpoint:
+    return Endpoint("other", path, path[3:], EventDialect.UNSPECIFIED, Shape.OPENAI, computes=computes)
+
+
+#: Endpoints that compute an answer and leave nothing behind, as far as their APIs say.
+OTHERS: dict[bytes, Endpoint] = {path: _other(path, True) for path in (b"/v1/" + name for name in _OTHER)}
+
+
+def let_through(more_paths: Iterable[str]) -> list[Endpoint]:
+    """The endpoints at these paths, which the owner lets through, without those that are known anyway."""
+    paths = [path.encode() for path in more_paths]
+    return [_other(path, False) for path in paths if path not in ROUTES and path not in OTHERS]
+
+
+@functools.lru_cache(maxsize=8)
+def endpoints(more_paths: tuple[str, ...] = ()) -> Mapping[bytes, Endpoint]:
+    """Every path that goes to a provider, in every spelling that is served (API-6b): the known ones, and those that the
+    owner lets through, exactly as they are written there."""
+    found = {endpoint.path: endpoint for endpoint in let_through(more_paths)}
+    for path, endpoint in (OTHERS | ROUTES).items():
+        found |= dict.fromkeys((path, *spellings(path)), endpoint)
+    return MappingProxyType(found)
+
+
+def spellings(path: bytes) -> tuple[bytes, bytes, bytes]:
+    """The other spellings of a known path below ``/v1`` that are served as it: base URLs have a slash too many, or no
+    ``/v1``. Whoever filters paths in front of an edge has to filter all four."""
+    return b"/" + path, path + b"/", path[3:]
+
+
+_MODELS_SPELLED = frozenset(spellings(MODELS.path))
+
+
 def page_of(path: bytes) -> Page | None:
     """The page at a path; any path below ``/v1/models/`` is a model's."""
     page = PAGES.get(path)
+    if page is None and path in _MODELS_SPELLED:
+        return MODELS
     return _MODEL if page is None and path.startswith(MODEL_PREFIX) else page
 
 
-# ---- whatever else a provider has ------------------------------------------------------------------------------------
-
-MAX_PATH_BYTES = 256
-
-#: Plain segments and nothing else: no escapes, no dots in front, no empty ones.
-_RAW_PATH = re.compile(rb"/v1((?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){1,8})")
-
-#: Words of paths that model servers have for those who run them, not for those who use them: adapters, weights and
-#: caches (vLLM, SGLang, llama.cpp), models that are loaded, fetched and removed (TabbyAPI, text-generation-webui, LM
-#: Studio, Lemonade, Xinference), processes and their settings (LocalAI, Cortex). Inference APIs have none of them.
-ADMINISTRATION = frozenset(
-    b"abort adapter adapters admin apply auth backend backends cache cluster clusters collective config configs "
-    b"configure configuration debug delete download dumper engine engines evict flush freeze gc hardware init install "
-    b"internal key keys kill load logging lora loras memory model models monitor offload password pause permission "
-    b"permissions plugin plugins profile profiler props pull push quit register registrations release reload remove "
-    b"reset restart resume rpc sampling scale session set settings shutdown sleep slot slots start stop swap template "
-    b"templates terminate trace uninstall unload update upgrade user users wake weight weights worker workers".split()
-)
-_WORD = re.compile(rb"[A-Z]?[a-z]+|[A-Z]+")
-
-#: Endpoints that compute an answer and leave nothing behind, as far as their APIs say.
-_COMPUTING = frozenset(
-    b"/audio/transcriptions /audio/translations /audio/speech /images/generations /images/edits /images/variations "
-    b"/moderations /rerank /score /classify /pooling /tokenize /detokenize".split()
-)
+OLLAMA_PREFIX = b"/api/"
 
 
-@functools.lru_cache(maxsize=256)
-def raw(path: bytes, shape: Shape) -> Endpoint | None:
-    """The endpoint of any other POST below ``/v1`` (API-1); None for a path that is no plain one, or that would
-    administer a model server."""
-    match = _RAW_PATH.fullmatch(path) if len(path) <= MAX_PATH_BYTES else None
-    if match is None or not ADMINISTRATION.isdisjoint(word.lower() for word in _WORD.findall(match[1])):
-        return None
-    relative: bytes = match[1]
-    return Endpoint("other", path, relative, EventDialect.UNSPECIFIED, shape, computes=relative in _COMPUTING)
+def not_there(path: bytes) -> str:
+    """What somebody who asked for this path should set (API-6b)."""
+    if path.startswith(OLLAMA_PREFIX):
+        return "this edge does not serve Ollama's own API; use its OpenAI-compatible one: base URL http://HOST:PORT/v1"
+    if path.startswith((b"/v1/v1/", b"/v1//v1/", b"//v1/v1/")):
+        return "the path has /v1 twice: leave it out of the client's base URL"
+    return (
+        "there is no such path here. The base URL of OpenAI clients is http://HOST:PORT/v1, that of Anthropic clients "
+        "http://HOST:PORT; other endpoints of a provider are let through by http.more_paths in the edge's configuration"
+    )
