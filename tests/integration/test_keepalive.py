@@ -95,6 +95,68 @@ async def test_it_is_no_commit_so_another_provider_may_answer(beating: Stack) ->
         assert await rest(client, COMMENT) == (ROLE + b"".join(GOOD), True)
 
 
+@pytest.mark.req("API-7b")
+@pytest.mark.parametrize("early", [[], [ROLE]], ids=["head", "head and preamble"])
+@pytest.mark.parametrize(("path", "sign"), [(CHAT, COMMENT), (RESPONSES, COMMENT), (MESSAGES, PING)])
+@async_test()
+async def test_a_head_that_came_before_the_prefill_is_not_written_behind_keepalives(
+    beating: Stack, path: str, sign: bytes, early: list[bytes]
+) -> None:
+    """vLLM and llama.cpp send it at once. What is held of the preamble comes behind the keepalives, once."""
+    async with beating.scene() as scene:
+        client = await scene.send(post(path, chat("ab", stream=True)))
+        call = await scene.provider.call()
+        call.start_stream()
+        if path == CHAT:
+            for event in early:
+                call.event(event)
+        head = await client.head()
+        assert head.get("x-iop-provider") is None
+        assert await client.piece() == sign
+        for event in GOOD:
+            call.event(event)
+        call.end_stream()
+        held = b"".join(early) if path == CHAT else b""
+        assert await rest(client, sign) == (held + b"".join(GOOD), True)
+
+
+@pytest.mark.req("API-7b", "API-8b")
+@async_test()
+async def test_a_head_of_another_kind_that_came_before_its_body_becomes_an_event_behind_keepalives(
+    beating: Stack,
+) -> None:
+    async with beating.scene() as scene:
+        client = await scene.send(post(CHAT, chat("one", stream=True)))
+        call = await scene.provider.call()
+        call.start(400, framing=b"Content-Length: %d\r\n" % len(THEIRS))
+        assert (await client.head()).status == 200
+        assert await client.piece() == COMMENT
+        call.send(THEIRS)
+        body, clean = await rest(client, COMMENT)
+        assert not clean
+        assert error_in(CHAT, body) == json.loads(THEIRS)["error"]
+
+
+@pytest.mark.req("API-7b", "TUN-10")
+@async_test()
+async def test_a_keepalive_behind_an_event_with_an_id_ends_no_event(beating: Stack) -> None:
+    """Decoders that keep the id, openai-python's for one, dispatch an empty event at every further blank line."""
+    async with beating.scene() as scene:
+        client = await scene.send(post(CHAT, chat("ab", stream=True)))
+        call = await scene.provider.call()
+        call.start_stream()
+        call.event(b"id: 1\n" + chat_delta("a"))
+        await client.head()
+        assert await client.piece() == b"id: 1\n" + chat_delta("a")
+        for _ in range(2):
+            assert await client.piece() == COMMENT[:-1]
+        for event in GOOD:
+            call.event(event)
+        call.end_stream()
+        body, clean = await rest(client, COMMENT[:-1])
+        assert (body, clean) == (b"".join(GOOD), True)
+
+
 def error_in(path: str, body: bytes) -> Any:
     """The error object of the last event."""
     data = json.loads(body.rpartition(b"data: ")[2])

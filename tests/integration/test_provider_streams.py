@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,48 @@ async def test_a_stream_that_ends_without_its_last_event_is_not_taken_for_comple
             assert data["error"]["code"] == "provider_truncated"
         assert b"[DONE]" not in told
         assert (await scene.outcome(head.get("x-request-id")))["outcome"] == "provider_truncated"
+
+
+@pytest.mark.req("API-8b")
+@pytest.mark.parametrize(("ends", "whole"), [((0,), False), ((0, 1), True)])
+@async_test()
+async def test_without_done_a_stream_is_whole_when_each_of_its_choices_has_finished(
+    stack: Stack, ends: tuple[int, ...], whole: bool
+) -> None:
+    def of(index: int, **more: Any) -> bytes:
+        return event({"choices": [{"index": index, "delta": {}, **more}]})
+
+    events = [
+        of(0, delta={"content": "a"}),
+        of(1, delta={"content": "b"}),
+        *(of(i, finish_reason="stop") for i in ends),
+    ]
+    async with stack.scene() as scene:
+        client = await scene.send(post(CHAT, chat("m", stream=True, n=2)))
+        (await scene.provider.call()).stream(*events)
+        head = await client.head()
+        if whole:
+            assert await client.body() == b"".join(events)
+        else:
+            with pytest.raises(Broken) as broken:
+                await client.body()
+            assert b"provider_truncated" in broken.value.body
+        outcome = (await scene.outcome(head.get("x-request-id")))["outcome"]
+        assert outcome == ("ok" if whole else "provider_truncated")
+
+
+@pytest.mark.req("API-8b")
+@pytest.mark.parametrize("cut", [1, 2])
+@async_test()
+async def test_an_error_event_without_its_blank_line_is_told_as_any_other(stack: Stack, cut: int) -> None:
+    """It came with the end of the body, before anything was shown: held back, and the outcome says so."""
+    fault = event({"error": {"message": "cuda", "type": "server_error", "code": 500}})[:-cut]
+    async with stack.scene() as scene:
+        client = await scene.send(post(CHAT, chat("m", stream=True)))
+        (await scene.provider.call()).stream(fault)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, fault)
+        assert (await scene.outcome(answer.get("x-request-id")))["outcome"] == "provider_error"
 
 
 @pytest.mark.req("API-7", "API-8b")

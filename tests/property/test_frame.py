@@ -46,17 +46,20 @@ def test_tunnel_frames_are_encoded_as_the_runtime_would(**fields: Any) -> None:
     assert frame.encode_tunnel_frame(**fields) == official("provider_tunnel_frame", **fields)
 
 
-@given(stream_id=U32, seq=U32, counts=st.none() | st.tuples(COUNT, COUNT, COUNT, COUNT))
-def test_ends_are_encoded_as_the_runtime_would(stream_id: int, seq: int, counts: tuple[int | None, ...] | None) -> None:
+@given(stream_id=U32, seq=U32, counts=st.none() | st.tuples(COUNT, COUNT, COUNT, COUNT), flags=U32)
+def test_ends_are_encoded_as_the_runtime_would(
+    stream_id: int, seq: int, counts: tuple[int | None, ...] | None, flags: int
+) -> None:
     envelope = pb.Envelope()
     message = envelope.provider_tunnel_frame
     message.stream_id, message.seq, message.kind = stream_id, seq, pb.TUNNEL_FRAME_KIND_END
+    message.flags = flags
     if counts is not None:
         message.usage.SetInParent()
         for name, count in zip(USAGE, counts, strict=True):
             if count is not None:
                 setattr(message.usage, name, count)
-    assert frame.encode_tunnel_end(stream_id, seq, counts) == framed(envelope.SerializeToString())  # type: ignore[arg-type]
+    assert frame.encode_tunnel_end(stream_id, seq, counts, flags) == framed(envelope.SerializeToString())  # type: ignore[arg-type]
 
 
 @given(stream_id=U32, body=BYTES, last=st.booleans())

@@ -128,6 +128,7 @@ def watch(splitter: EventSplitter, parts: list[bytes]) -> oracles.Seen:
         seen.flags |= splitter.feed(part)
     seen.events = splitter.events
     seen.progress_events = splitter.progress_events
+    seen.finished = splitter.finished
     for name in ("usage", "usage_start"):
         raw = getattr(splitter, name)()
         setattr(seen, name, None if raw is None else oracles.lenient_json(raw))
@@ -145,7 +146,17 @@ def test_events_are_classified_as_the_standards_say_however_they_are_cut(
         splitter = EventSplitter(dialect)
         assert watch(splitter, parts) == want
         assert splitter.at_boundary is oracles.stream_events(stream)[1]
-        assert splitter.finished is bool(want.flags & (oracles.FINISH | oracles.ERROR))
+
+
+@pytest.mark.req("API-8b")
+@given(streams(), cuts)
+def test_the_end_of_a_stream_ends_its_last_event(case: tuple[int, bytes], cuts: list[int]) -> None:
+    dialect, stream = case
+    want = oracles.stream_seen(dialect, stream + (b"\n" if stream.endswith(b"\r") else b"") + b"\n\n")
+    splitter = EventSplitter(dialect)
+    seen = watch(splitter, oracles.pieces(stream, cuts))
+    flags = seen.flags | splitter.end()
+    assert (flags, splitter.events, splitter.finished) == (want.flags, want.events, want.finished)
 
 
 @given(st.text('ade:vtn \r\n{}"[', max_size=30).map(str.encode) | st.binary(max_size=30), cuts)

@@ -67,6 +67,7 @@ class Edge(World):
         self.stream = ClientStream(self.writer, self)
         self.mux.open(self.stream, WINDOW, WINDOW)
         self.seq = 0
+        self.held_end = False  # what the owner says to an answer that is held whole
 
     def on_head(self, status: int, header_block: bytes) -> None:
         self.heard.append((status, header_block))
@@ -74,7 +75,7 @@ class Edge(World):
             self.stream.respond(b"HEAD|", self.mode, self.length, self.gated)
 
     def on_held_end(self) -> bool:
-        return False
+        return self.held_end
 
     def on_commit(self) -> None:
         self.heard.append("commit")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,12 +197,12 @@ def estimated_tokens(data: bytes) -> int:
 
 # ---- event streams (WHATWG) -----------------------------------------------------------------------------------------
 
-PREAMBLE, SEMANTIC, FINISH, ERROR, ERROR_4XX = 1, 2, 4, 8, 32
+PREAMBLE, SEMANTIC, FINISH, ERROR, EVENT_ID, ERROR_4XX = 1, 2, 4, 8, 32, 64
 OTHER, CHAT, RESPONSES, MESSAGES = 0, 1, 2, 3
 
 
 def stream_events(stream: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """([(event name, data)], whether the stream ends between two events)."""
+    """([(event name, data)], whether the stream ends between two events, where an LF is not waited for)."""
     if stream.startswith(b"\xef\xbb\xbf"):
         stream = stream[3:]
     elif stream and b"\xef\xbb\xbf".startswith(stream):
@@ -224,7 +224,29 @@ def stream_events(stream: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
             data.append(value)
         elif field == b"event":
             name = value
-    return events, not rest and not fields
+    half = stream.endswith(b"\r") and re.search(rb"\r[^\n]", stream) is None
+    return events, not rest and not fields and not half
+
+
+def has_event_id(stream: bytes) -> bool:
+    """Whether a whole event of the stream has an id."""
+    whole = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))[:-1]
+    if b"" not in whole:
+        return False
+    last = len(whole) - 1 - whole[::-1].index(b"")
+    return any(line.partition(b":")[0] == b"id" for line in whole[:last])
+
+
+def choice_ends(root: Members) -> Iterator[tuple[int, bool]]:
+    """The choices of one chat event: their indices, and whether they have finished."""
+    choices = root.get("choices")
+    for choice in choices if isinstance(choices, list) and not isinstance(choices, Members) else ():
+        if isinstance(choice, Members):
+            index = choice.get("index")
+            small = isinstance(index, Number) and re.fullmatch("[0-9]{1,4}", index)
+            number = 0 if index is None else int(index) if small else 128
+            if number < 128:
+                yield number, choice.get("finish_reason") not in (None, "")
 
 
 @dataclass
@@ -234,6 +256,7 @@ class Seen:
     flags: int = 0
     events: int = 0
     progress_events: int = 0
+    finished: bool = False
     usage: Any = None
     usage_start: Any = None
 
@@ -336,9 +359,16 @@ def event_flags(dialect: int, name: bytes, data: bytes) -> tuple[int, Members]:
 
 def stream_seen(dialect: int, stream: bytes) -> Seen:
     """The whole stream, without the progress that an incomplete or large event makes."""
-    seen = Seen()
+    seen = Seen(flags=EVENT_ID if has_event_id(stream) else 0)
+    over = False
+    choices: dict[int, bool] = {}
     for name, data in stream_events(stream)[0]:
         flags, root = event_flags(dialect, name, data)
+        over |= bool(flags & ERROR) or (bool(flags & FINISH) and (dialect != CHAT or data.startswith(b"[DONE]")))
+        if dialect == CHAT:
+            for index, finished in choice_ends(root):
+                choices[index] = choices.get(index, False) or finished
+        seen.finished = over or (bool(choices) and all(choices.values()))
         places = {
             CHAT: ("usage", root.get("usage")),
             RESPONSES: ("usage", _object(root.get("response")).get("usage")),

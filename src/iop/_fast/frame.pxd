@@ -53,8 +53,10 @@ cdef char* put_tunnel_frame_head(
     unsigned int status, Py_ssize_t head_n) noexcept nogil
 cdef char* put_tunnel_frame_tail(
     char* p, unsigned int flags, unsigned int status, const char* head, Py_ssize_t head_n) noexcept nogil
-cdef Py_ssize_t tunnel_end_size(unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil
-cdef char* put_tunnel_end(char* p, unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil
+cdef Py_ssize_t tunnel_end_size(
+    unsigned int stream_id, unsigned int seq, unsigned int flags, const Tokens* usage) noexcept nogil
+cdef char* put_tunnel_end(
+    char* p, unsigned int stream_id, unsigned int seq, unsigned int flags, const Tokens* usage) noexcept nogil
 cdef Py_ssize_t tunnel_body_size(unsigned int stream_id, Py_ssize_t body_n, bint last) noexcept nogil
 cdef char* put_tunnel_body(
     char* p, unsigned int stream_id, const char* body, Py_ssize_t body_n, bint last) noexcept nogil

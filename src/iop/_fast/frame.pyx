@@ -254,25 +254,28 @@ cdef inline Py_ssize_t _usage_inner(const Tokens* usage) noexcept nogil:
 
 
 cdef inline Py_ssize_t _tunnel_end_inner(
-        unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
-    cdef Py_ssize_t n = _num(stream_id) + _num(seq) + _num(K_END), inner
+        unsigned int stream_id, unsigned int seq, unsigned int flags, const Tokens* usage) noexcept nogil:
+    cdef Py_ssize_t n = _num(stream_id) + _num(seq) + _num(K_END) + _num(flags), inner
     if usage != NULL:
         inner = _usage_inner(usage)
         n += 1 + vlen(inner) + inner
     return n
 
 
-cdef Py_ssize_t tunnel_end_size(unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
-    return _framed(_tunnel_end_inner(stream_id, seq, usage))
+cdef Py_ssize_t tunnel_end_size(
+        unsigned int stream_id, unsigned int seq, unsigned int flags, const Tokens* usage) noexcept nogil:
+    return _framed(_tunnel_end_inner(stream_id, seq, flags, usage))
 
 
-cdef char* put_tunnel_end(char* p, unsigned int stream_id, unsigned int seq, const Tokens* usage) noexcept nogil:
+cdef char* put_tunnel_end(
+        char* p, unsigned int stream_id, unsigned int seq, unsigned int flags, const Tokens* usage) noexcept nogil:
     """The terminal END; usage may be NULL."""
     cdef int i
-    p = _open(p, P_TUNNEL_FRAME, _tunnel_end_inner(stream_id, seq, usage))
+    p = _open(p, P_TUNNEL_FRAME, _tunnel_end_inner(stream_id, seq, flags, usage))
     p = _put_num(p, 0x08, stream_id)
     p = _put_num(p, 0x10, seq)
     p = _put_num(p, 0x18, K_END)
+    p = _put_num(p, 0x28, flags)
     if usage != NULL:
         p[0] = 0x42
         p = put_varint(p + 1, _usage_inner(usage))
@@ -390,15 +393,16 @@ def encode_tunnel_frame(
     return out[0]
 
 
-def encode_tunnel_end(unsigned int stream_id, unsigned int seq, tuple usage=None):
-    """The terminal END, with (input, output, reasoning, cached input) tokens or None."""
+def encode_tunnel_end(unsigned int stream_id, unsigned int seq, tuple usage=None, unsigned int flags=0):
+    """The terminal END, with (input, output, reasoning, cached input) tokens or None, and the flags of an event that
+    ended with the body."""
     cdef list out = []
     cdef Tokens tokens
     cdef Tokens* given = NULL
     if usage is not None:
         tokens_from(usage, &tokens)
         given = &tokens
-    put_tunnel_end(_fresh(tunnel_end_size(stream_id, seq, given), out), stream_id, seq, given)
+    put_tunnel_end(_fresh(tunnel_end_size(stream_id, seq, flags, given), out), stream_id, seq, flags, given)
     return out[0]
 
 

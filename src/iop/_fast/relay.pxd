@@ -38,6 +38,7 @@ cdef class ProviderStream(SourceStream):
     cdef bint stopped           # the source was told to pause
     cdef bint eof_pending
     cdef bint body_ended
+    cdef unsigned int last_flags    # of an event that ended with the body
     cdef readonly unsigned long long dropped_bytes
     cdef readonly long long body_bytes
     cdef readonly double progress_at
@@ -45,4 +46,5 @@ cdef class ProviderStream(SourceStream):
 
     cdef Py_ssize_t pump(self, const char* p, Py_ssize_t n) except -1
     cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1
+    cdef int body_whole(self, Py_ssize_t extra) except -1
     cdef int fail_body(self, object exc) except -1

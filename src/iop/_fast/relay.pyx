@@ -38,6 +38,7 @@ cdef enum:
     S_DISCARD = 3       # the client left or the answer is not wanted; only the terminal counts
     S_ENDED = 4         # the terminal was seen
 
+cdef bytes BOM = b"\xef\xbb\xbf"
 cdef unsigned int COMMITTING = sse.SEMANTIC | sse.FINISH | sse.ERROR_4XX
 cdef Py_ssize_t HELD_MAX = 16384
 cdef Py_ssize_t COLLECTED_MAX = 65536
@@ -119,6 +120,8 @@ cdef class ClientStream(RequestStream):
         self.writer.write(head)
         if held is not None:
             body = held.take()
+            if not head and body.startswith(BOM):
+                body = body[len(BOM):]  # the client has had comments: it would be a part of a field's name now
             self.emit(PyBytes_AS_STRING(body), len(body))
 
     def finish(self):
@@ -181,7 +184,10 @@ cdef class ClientStream(RequestStream):
             if f.kind == fr.K_END and before == S_WAITING:
                 raise ProtocolError("wrong_state", f"stream {self.stream_id}: end before head")
             self.pieces = None
+            self.flags_seen |= f.flags  # of an event that ended with the body
             try:
+                if f.flags & COMMITTING and not self.collected:
+                    self.commit()
                 if self.state == S_HELD and f.kind == fr.K_END and not self.owner.on_held_end():
                     self.commit()
             finally:  # whatever the owner does: the node will say no more
@@ -333,8 +339,7 @@ cdef class ProviderStream(SourceStream):
         if self.pending is not None:
             self.eof_pending = True
         elif self.decoder.eof():
-            self.body_ended = True
-            self.owner.on_body_end(0)
+            self.body_whole(0)
         else:
             self.fail_body(None)
 
@@ -362,8 +367,8 @@ cdef class ProviderStream(SourceStream):
             if usage is not None:
                 fr.tokens_from(usage, &tokens)
                 given = &tokens
-            at = self.mux.room(self, fr.tunnel_end_size(self.stream_id, self.next_seq, given))
-            fr.put_tunnel_end(at, self.stream_id, self.next_seq, given)
+            at = self.mux.room(self, fr.tunnel_end_size(self.stream_id, self.next_seq, self.last_flags, given))
+            fr.put_tunnel_end(at, self.stream_id, self.next_seq, self.last_flags, given)
             self.mux.forget(self)
         self.owner = None
 
@@ -451,9 +456,16 @@ cdef class ProviderStream(SourceStream):
         if total:
             self.push(spans, sizes, count, total)
         if ended:
-            self.body_ended = True
-            self.owner.on_body_end(n - i)
+            self.body_whole(n - i)
         return i
+
+    cdef int body_whole(self, Py_ssize_t extra) except -1:
+        """All of the body is here. Its end also ends an event that has no blank line behind it (API-8b)."""
+        self.body_ended = True
+        if self.splitter is not None:
+            self.last_flags = self.splitter.end()
+        self.owner.on_body_end(extra)
+        return 0
 
     cdef int push(self, const char** spans, Py_ssize_t* sizes, int count, Py_ssize_t total) except -1:
         """One BODY frame made of the spans; classified on the way (TUN-10). Bound: the spans add up to total."""

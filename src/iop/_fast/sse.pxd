@@ -7,7 +7,8 @@ cpdef enum:
     FINISH = 4
     ERROR = 8
     BOUNDARY = 16    # set by the relay from `at_boundary`, never by feed_span
-    ERROR_4XX = 32   # an error that blames the request (API-7)
+    EVENT_ID = 32    # an event with an id (API-7b)
+    ERROR_4XX = 64   # an error that blames the request (API-7)
 
 cpdef enum:
     OTHER = 0
@@ -24,6 +25,8 @@ cdef class EventSplitter:
     cdef int name_n
     cdef int event_n
     cdef bint has_fields          # the event that is being read has a line that is no comment
+    cdef bint has_id
+    cdef bint lone_cr             # a CR ended a line by itself, so no LF is waited for behind one
     # its data
     cdef bint has_data
     cdef int text                 # how the data is read
@@ -38,6 +41,14 @@ cdef class EventSplitter:
     cdef Capture[2] usages        # the last complete usage object, and that of the event that is being read
     cdef Capture[2] starts        # the same for message_start
     cdef unsigned char[5] path    # by depth
+    # Choices of a chat stream, a bit for each of the first 128: in the event that is being read, and in all so far.
+    cdef int choice               # the index of the one that is being read
+    cdef bint choice_finished
+    cdef unsigned long long[2] event_choices
+    cdef unsigned long long[2] event_ends
+    cdef unsigned long long[2] choices
+    cdef unsigned long long[2] ends
+    cdef bint over                # an event was the stream's last by itself
     cdef unsigned char[8] name
     cdef unsigned char[64] event
     cdef unsigned char[64] word
@@ -55,5 +66,8 @@ cdef class EventSplitter:
     cdef void _in_choices(self) noexcept
     cdef int _close(self, const unsigned char* begun, const unsigned char* p) except -1
     cdef int _scalar(self, int token) except -1
+    cdef void _choice_closed(self) noexcept
+    cpdef int end(self) except -1
     cdef int _dispatch(self) noexcept
+    cdef void _count_choices(self) noexcept
     cdef int _classify(self) noexcept

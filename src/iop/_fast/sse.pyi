@@ -7,6 +7,7 @@ SEMANTIC: Final[int]
 FINISH: Final[int]
 ERROR: Final[int]
 BOUNDARY: Final[int]
+EVENT_ID: Final[int]
 ERROR_4XX: Final[int]
 
 OTHER: Final[int]
@@ -28,7 +29,8 @@ class EventSplitter:
         """The bytes so far end between two events, so that another event may be put in here."""
     @property
     def finished(self) -> bool:
-        """An event with `FINISH` or `ERROR` was seen: nothing has to follow (API-8b)."""
+        """Nothing has to follow (API-8b): a last event was seen, or an error, or in a chat stream a finish reason of
+        each choice that there was."""
     @property
     def events(self) -> int:
         """Complete events with data."""
@@ -37,6 +39,8 @@ class EventSplitter:
         """Grows with each semantic, finish, error or usage event, and each further 4 KiB of an incomplete one."""
     def feed(self, data: bytes) -> int:
         """The flags of the events that ``data`` completes, or-ed; `BOUNDARY` is never among them."""
+    def end(self) -> int:
+        """The stream is complete, which also ends its last event: the flags of that one."""
     def usage(self) -> bytes | None:
         """Raw JSON of the last usage object: chat ``usage``, ``response.usage``, ``message_delta``'s ``usage``."""
     def usage_start(self) -> bytes | None:

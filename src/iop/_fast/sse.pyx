@@ -104,6 +104,10 @@ cdef enum:
     V_ITEM_TYPE = 9
     V_BLOCK_TYPE = 10
     V_BLOCK_CONTENT = 11
+    V_INDEX = 12
+
+cdef enum:
+    CHOICES_MAX = 128         # whose ends are waited for; others do not count
 
 # What the "type" of a Responses or Messages event says.
 cdef enum:
@@ -119,6 +123,7 @@ cdef enum:
 
 cdef int[4] P_ROOT = [P_NONE, P_CHAT, P_RESPONSES, P_MESSAGES]   # by dialect
 cdef unsigned char NEWLINE = LF
+cdef const char* END_OF_EVENT = b"\n\n"   # of any: a line is ended twice
 
 cdef struct Rule:
     int path
@@ -152,6 +157,7 @@ cdef tuple RULES = (
     (P_MESSAGES, b"error", V_ERROR, P_ERROR),
     (P_CHOICE, b"delta", V_NONE, P_DELTA),
     (P_CHOICE, b"finish_reason", V_FINISH, P_NONE),
+    (P_CHOICE, b"index", V_INDEX, P_NONE),
     (P_CHOICE, b"text", V_CONTENT, P_NONE),
     (P_DELTA, b"role", V_NONE, P_NONE),
     (P_DELTA, None, V_CONTENT, P_NONE),
@@ -198,7 +204,7 @@ cdef frozenset CLIENT_FAULTS = frozenset((
     b"PermissionDeniedError", b"NotFoundError", b"UnprocessableEntityError", b"RateLimitError",
 ))
 
-cdef Rule[30] RULE
+cdef Rule[31] RULE
 cdef int[PATHS + 1] FIRST_RULE   # of each path; a path's rules end where the next one's begin
 cdef Word[17] TYPE
 
@@ -234,7 +240,7 @@ cdef int _fill_tables() except -1:
     return 0
 
 
-assert len(RULES) == 30 and len(TYPES) == 17 and list(RULES) == sorted(RULES, key=lambda rule: rule[0])
+assert len(RULES) == 31 and len(TYPES) == 17 and list(RULES) == sorted(RULES, key=lambda rule: rule[0])
 _fill_tables()
 
 
@@ -259,6 +265,17 @@ cdef int _kind(int dialect, const unsigned char* p, Py_ssize_t n) noexcept nogil
         elif _is(p, n, text, k):
             return TYPE[i].kind
     return K_UNKNOWN
+
+
+cdef int _index(const unsigned char* p, Py_ssize_t n) noexcept nogil:
+    """A small number without sign, fraction or exponent; CHOICES_MAX for any other."""
+    cdef int value = 0
+    cdef Py_ssize_t i
+    for i in range(min(n, 4)):
+        if not 48 <= p[i] <= 57:
+            return CHOICES_MAX
+        value = value * 10 + p[i] - 48
+    return min(value, CHOICES_MAX)
 
 
 cdef inline unsigned int _content_fact(int value) noexcept nogil:
@@ -346,6 +363,7 @@ cdef class EventSplitter:
                     if c == LF:
                         p += 1
                         continue
+                    self.lone_cr = True
                 if c == LF or c == CR:
                     self.after_cr = c == CR
                     p += 1
@@ -370,6 +388,7 @@ cdef class EventSplitter:
                         self.event_n = 0
                         self.line = EVENT_SPACE
                     else:
+                        self.has_id |= _is(self.name, self.name_n, b"id", 2)
                         self.line = SKIP
                     p += c == b":"
                 elif self.name_n == 8:
@@ -391,8 +410,14 @@ cdef class EventSplitter:
             else:  # no byte order mark after all, but then no known field either
                 self.has_fields = True
                 self.line = SKIP
-        self.at_boundary = self.line == START and not self.has_fields
+        # Between CR and LF is no place for more, unless CR alone ends lines here.
+        self.at_boundary = self.line == START and not self.has_fields and (self.lone_cr or not self.after_cr)
         return flags
+
+    cpdef int end(self) except -1:
+        """The stream is complete: its end also ends the last event, with or without a blank line (API-8b). The flags of
+        that event."""
+        return self.feed_span(END_OF_EVENT, 2)
 
     # ---- data -------------------------------------------------------------------------------------------------------
 
@@ -473,6 +498,7 @@ cdef class EventSplitter:
             self.facts |= HAS_ERROR
         elif self.value == V_FINISH:
             self.facts |= HAS_FINISH
+            self.choice_finished = True
         elif self.value == V_USAGE or self.value == V_START_USAGE:
             self.facts |= IS_KNOWN
             if is_object:
@@ -486,7 +512,19 @@ cdef class EventSplitter:
             if self.into == P_CHOICES:
                 self.facts |= IS_KNOWN
                 self._in_choices()
+            elif self.into == P_CHOICE:
+                self.choice = 0
+                self.choice_finished = False
         return False
+
+    cdef void _choice_closed(self) noexcept:
+        """A choice of the event is complete."""
+        cdef unsigned long long bit
+        if self.choice < CHOICES_MAX:
+            bit = <unsigned long long>1 << (self.choice & 63)
+            self.event_choices[self.choice >> 6] |= bit
+            if self.choice_finished:
+                self.event_ends[self.choice >> 6] |= bit
 
     cdef void _in_choices(self) noexcept:
         """Items of an array have no key that would say what they are."""
@@ -496,6 +534,8 @@ cdef class EventSplitter:
     cdef int _close(self, const unsigned char* begun, const unsigned char* p) except -1:
         cdef Json* js = &self.js
         if js.depth < js.watch:  # one of those on the path
+            if self.path[js.watch] == P_CHOICE:
+                self._choice_closed()
             js.watch = js.depth
             self.value = V_NONE
             if self.path[js.depth] == P_CHOICES:
@@ -521,6 +561,9 @@ cdef class EventSplitter:
             self.facts |= _content_fact(self.value)
         elif self.value == V_FINISH:
             self.facts |= HAS_FINISH
+            self.choice_finished = True
+        elif self.value == V_INDEX:
+            self.choice = _index(js.tok, js.tok_n) if token == JSON_NUMBER else CHOICES_MAX
         elif self.value == V_CODE:
             if (token == JSON_STRING or token == JSON_NUMBER) and _blames_client(js.tok, js.tok_n):
                 self.facts |= HAS_4XX
@@ -544,8 +587,12 @@ cdef class EventSplitter:
         if self.has_data:
             flags = self._classify()
             self.events += 1
-            if flags & (FINISH | ERROR):
-                self.finished = True  # an error is the last that a stream says, too
+            if flags & ERROR or (flags & FINISH and (self.dialect != CHAT or self.text == TEXT_DONE)):
+                self.over = True  # an error is the last that a stream says, too
+            if self.dialect == CHAT:
+                self._count_choices()
+            else:
+                self.finished = self.over
             if flags & (SEMANTIC | FINISH | ERROR) or self.facts & (HAS_USAGE | HAS_START_USAGE):
                 self.progress_events += 1
             if self.facts & HAS_USAGE:
@@ -558,9 +605,25 @@ cdef class EventSplitter:
             self.facts = 0
             self.kind = K_NONE
             self.capturing = NULL
+        if self.has_id:
+            self.has_id = False
+            flags |= EVENT_ID
         self.has_fields = False
         self.event_n = 0
         return flags
+
+    cdef void _count_choices(self) noexcept:
+        """Without [DONE] a chat stream is complete once every choice that was seen has finished (API-8b)."""
+        cdef int i
+        cdef bint open_ones = False, ended = False
+        for i in range(2):
+            if self.facts & IS_OBJECT:  # else the event is malformed
+                self.choices[i] |= self.event_choices[i]
+                self.ends[i] |= self.event_ends[i]
+            self.event_choices[i] = self.event_ends[i] = 0
+            open_ones |= self.choices[i] & ~self.ends[i] != 0
+            ended |= self.ends[i] != 0
+        self.finished = self.over or (ended and not open_ones)
 
     cdef int _classify(self) noexcept:
         cdef unsigned int facts

@@ -11,7 +11,7 @@ from abc import ABC
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.relay import ClientStream
-from iop._fast.sse import FINISH
+from iop._fast.sse import EVENT_ID, FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, provider_event
 from iop.edge.api.routes import Endpoint, Shape
 from iop.edge.dispatched import CANCELLING, DONE, OPEN, Dispatched
@@ -28,6 +28,7 @@ __all__ = ["Answered"]
 
 _UNSPECIFIED = EventDialect.UNSPECIFIED
 _COMMENT = b": keepalive\n\n"
+_COMMENT_BEHIND_ID = b": keepalive\n"  # decoders that keep the id dispatch at every blank line
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _EVENTS = b"content-type: text/event-stream\r\nx-request-id: %b\r\n"
 
@@ -155,15 +156,20 @@ class Answered(Dispatched, ABC):
             if silent_s + 0.1 < interval_s:
                 wait_s = interval_s - silent_s
             elif stream.at_boundary and not stream.flags_seen & FINISH and not ex.writer.paused:
-                stream.inject(self._sign_of_life())
+                after_id = stream.flags_seen & EVENT_ID and self.endpoint.shape is not Shape.ANTHROPIC
+                stream.inject(_COMMENT_BEHIND_ID if after_id else self._sign_of_life())
         self._beat = d.wheel.arm(wait_s, self._beaten)
 
     def _open_stream(self) -> None:
-        """The head of an event stream that is yet to come: of these fields only, since nothing else is known."""
+        """Write the head of an event stream that is yet to come, with no other fields: nothing else is known yet."""
         self._note("keepalive")
         self._told = True
         self.status = 200
         self._ex.begin_stream(_EVENTS % self.request_id.encode())
+        self._head_replaced()
+
+    def _head_replaced(self) -> None:
+        """The client has been given the head of an event stream. A provider's head that is held must not follow it."""
 
     def _sign_of_life(self) -> bytes:
         return _PING if self.endpoint.shape is Shape.ANTHROPIC else _COMMENT

@@ -190,6 +190,11 @@ class ClientRequest(Answered):
         stream.respond(ex.head_bytes(status, block + self._story(), framing), mode, total, gated)
         return None
 
+    def _head_replaced(self) -> None:
+        stream = self.stream
+        if stream is not None and self._provider_status:
+            self._go_on(stream, self._provider_status)
+
     def _go_on(self, stream: ClientStream, status: int) -> None:
         """The client has the head of a stream: a stream goes on behind it, any other answer becomes an event."""
         mode, _ = frame_answer(self._ex.head, 200, -1)

@@ -6,7 +6,7 @@ import pytest
 
 from iop._fast import frame
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
-from iop._fast.sse import BOUNDARY, ERROR, FINISH, PREAMBLE, SEMANTIC
+from iop._fast.sse import BOUNDARY, ERROR, ERROR_4XX, FINISH, PREAMBLE, SEMANTIC
 from tests.support.halves import BODY, DELTA, END, ERROR_FRAME, HEAD, ROLE, WINDOW, Edge
 
 
@@ -61,7 +61,7 @@ def test_a_long_body_is_a_fault_and_not_one_byte_of_it_is_sent() -> None:
 
 
 @pytest.mark.req("API-7")
-@pytest.mark.parametrize("flags", [SEMANTIC, FINISH, PREAMBLE | SEMANTIC, 32])
+@pytest.mark.parametrize("flags", [SEMANTIC, FINISH, PREAMBLE | SEMANTIC, ERROR | ERROR_4XX])
 def test_the_gate_holds_head_and_preamble_until_a_committing_event(flags: int) -> None:
     edge = Edge(gated=True)
     edge.frame(HEAD)
@@ -207,6 +207,41 @@ def test_inject_follows_what_the_provider_sent() -> None:
     edge.stream.inject(b"oops")
     edge.round()
     assert edge.client == b"HEAD|%x\r\n%b\r\n4\r\noops\r\n" % (len(DELTA), DELTA)
+
+
+@pytest.mark.req("API-7", "API-8b")
+@pytest.mark.parametrize("flags", [SEMANTIC, FINISH, ERROR | ERROR_4XX, ERROR, 0])
+def test_an_event_that_ended_with_the_body_commits_as_any_other(flags: int) -> None:
+    edge = Edge(gated=True)
+    edge.held_end = True
+    edge.frame(HEAD)
+    edge.frame(BODY, DELTA[:-1])
+    edge.frame(END, flags=flags)
+    assert edge.stream.flags_seen == flags
+    commits = flags not in (ERROR, 0)
+    assert edge.client == (b"HEAD|" + DELTA[:-1] if commits else b"")
+    assert edge.stream.take_held() == (b"" if commits else DELTA[:-1])
+
+
+@pytest.mark.req("API-7b")
+def test_a_byte_order_mark_behind_comments_is_left_out() -> None:
+    for head, shown in ((b"HEAD|", b"HEAD|\xef\xbb\xbf" + DELTA), (b"", DELTA)):
+        edge = Edge(respond=False)
+        edge.frame(HEAD)
+        edge.stream.respond(head, RAW, -1, True)
+        edge.frame(BODY, b"\xef\xbb\xbf")
+        edge.frame(BODY, DELTA, SEMANTIC | BOUNDARY)
+        assert edge.client == shown
+
+
+@pytest.mark.req("API-7b")
+def test_a_head_that_is_held_can_be_replaced() -> None:
+    edge = Edge(CHUNKED, gated=True)
+    edge.frame(HEAD)
+    edge.frame(BODY, ROLE, PREAMBLE | BOUNDARY)
+    edge.stream.respond(b"", RAW, -1, True)
+    edge.frame(BODY, DELTA, SEMANTIC | BOUNDARY)
+    assert edge.client == ROLE + DELTA
 
 
 @pytest.mark.req("WIRE-5")

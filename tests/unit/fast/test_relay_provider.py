@@ -30,6 +30,21 @@ def test_one_frame_per_read_and_seq_from_0() -> None:
     assert node.mux.stream_count == 0
 
 
+@pytest.mark.req("API-8b", "TUN-10")
+@pytest.mark.parametrize("framing", [FRAMING_CHUNKED, FRAMING_EOF])
+def test_what_the_last_event_means_comes_with_the_end_if_no_blank_line_ended_it(framing: int) -> None:
+    node = Node(framing, dialect=CHAT)
+    body = DELTA + DONE[:-1]
+    node.stream.feed(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if framing == FRAMING_CHUNKED else body)
+    if framing == FRAMING_EOF:
+        node.stream.eof()
+    assert node.heard == [("end", 0)]
+    assert node.stream.finished
+    node.stream.end((1, None, 0, None))
+    _, first, end = node.frames()
+    assert (first["flags"], end["flags"], end["usage"]) == (SEMANTIC, FINISH, (1, None, 0, None))
+
+
 @pytest.mark.req("WIRE-6")
 def test_a_read_of_many_chunks_and_a_huge_one_become_frames_of_at_most_64_kib() -> None:
     node = Node(FRAMING_CHUNKED, credit=1 << 20)

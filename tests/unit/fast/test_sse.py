@@ -11,6 +11,7 @@ from iop._fast.sse import (
     CHAT,
     ERROR,
     ERROR_4XX,
+    EVENT_ID,
     FINISH,
     MESSAGES,
     OTHER,
@@ -80,7 +81,9 @@ def run(dialect: int, stream: bytes, size: int = 1 << 30) -> tuple[int, EventSpl
         (event({"error": "boom"}), ERROR),
         (event({"error": None, "choices": []}), PREAMBLE),
         (b": ping\n\n", 0),
-        (b"event: message\nid: 4\n\n", 0),
+        (b"event: message\nid: 4\n\n", EVENT_ID),
+        (b"id\n\n", EVENT_ID),
+        (b"ids: 4\nidx\n\n", 0),
         (b"data\n\n", PREAMBLE),
         (b"data: \n\n", PREAMBLE),
     ],
@@ -177,17 +180,106 @@ def test_d16_any_shape_of_the_same_event_cut_at_every_byte(shape: str) -> None:
     for cut in range(len(stream) + 1):
         splitter = EventSplitter(CHAT)
         flags = splitter.feed(stream[:cut]) | splitter.feed(stream[cut:])
-        assert (flags, splitter.events, splitter.at_boundary, splitter.finished) == (SEMANTIC, 1, True, False)
+        assert (flags & SEMANTIC, splitter.events, splitter.at_boundary, splitter.finished) == (
+            SEMANTIC,
+            1,
+            True,
+            False,
+        )
     flags, splitter = run(CHAT, stream, 1)
-    assert (flags, splitter.events, splitter.at_boundary) == (SEMANTIC, 1, True)
+    assert (flags & ~EVENT_ID, splitter.events, splitter.at_boundary) == (SEMANTIC, 1, True)
 
 
 @pytest.mark.req("API-8b")
-def test_d16_without_a_final_blank_line_the_last_event_does_not_count() -> None:
-    flags, splitter = run(CHAT, chunk({"content": "x"}) + b"data: [DONE]\n")
-    assert (flags, splitter.finished, splitter.at_boundary) == (SEMANTIC, False, False)
-    assert splitter.feed(b"\n") == FINISH
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("dialect", "last"),
+    [
+        (CHAT, b"data: [DONE]\n\n"),
+        (CHAT, chunk({}, "stop")),
+        (MESSAGES, event({"type": "message_stop"}, "message_stop")),
+        (RESPONSES, event({"type": "response.completed", "response": {}})),
+        (OTHER, b"data: [DONE]\r\n\r\n"[:-2]),
+    ],
+)
+def test_d16_the_last_event_counts_when_the_stream_ends_behind_it(dialect: int, last: bytes, cut: int) -> None:
+    last = last[: len(last) - cut]
+    flags, splitter = run(dialect, last)
+    assert splitter.finished is (cut == 0 and dialect != OTHER)
+    assert flags | splitter.end() == FINISH
     assert splitter.finished
+
+
+@pytest.mark.req("API-8b")
+def test_a_last_event_that_is_cut_in_its_data_ends_nothing() -> None:
+    for cut in (3, 4, 10):
+        _, splitter = run(CHAT, chunk({"content": "x"}) + chunk({}, "stop")[:-cut])
+        splitter.end()
+        assert not splitter.finished
+
+
+def of_choice(index: object, finish: str | None = None) -> bytes:
+    return event({"choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": finish}]})
+
+
+@pytest.mark.req("API-8b")
+def test_without_done_each_choice_that_was_seen_has_to_finish() -> None:
+    splitter = EventSplitter(CHAT)
+    told = []
+    for part in (
+        of_choice(0),
+        of_choice(1),
+        of_choice(0, "stop"),
+        of_choice(1),
+        of_choice(1, "length"),
+        of_choice(127),
+    ):
+        splitter.feed(part)
+        told.append(splitter.finished)
+    assert told == [False, False, False, False, True, False]
+    splitter.feed(of_choice(64) + of_choice(127, "stop"))
+    assert not splitter.finished
+    splitter.feed(of_choice(64, "stop"))
+    assert splitter.finished
+
+
+@pytest.mark.req("API-8b")
+def test_done_ends_a_stream_whatever_its_choices_say_and_so_does_an_error() -> None:
+    for last in (b"data: [DONE]\n\n", event({"error": {"message": "x"}})):
+        _, splitter = run(CHAT, of_choice(0) + of_choice(1, "stop") + last, 1)
+        assert splitter.finished
+
+
+@pytest.mark.req("API-8b")
+@pytest.mark.parametrize("index", [128, 1000, 99999, -1, 1.5, "1", [0]])
+def test_a_choice_without_a_small_number_is_not_waited_for(index: object) -> None:
+    _, splitter = run(CHAT, of_choice(index) + of_choice(0, "stop"))
+    assert splitter.finished
+
+
+@pytest.mark.req("API-8b")
+def test_a_choice_without_an_index_is_the_first() -> None:
+    _, splitter = run(CHAT, event({"choices": [{"delta": {"content": "x"}}]}) + of_choice(None) + of_choice(1, "stop"))
+    assert not splitter.finished
+    splitter.feed(event({"choices": [{"finish_reason": "stop"}]}))
+    assert splitter.finished
+
+
+@pytest.mark.req("API-8b")
+def test_choices_of_a_malformed_event_do_not_count() -> None:
+    _, splitter = run(CHAT, of_choice(0, "stop") + of_choice(1)[:-3] + b"\n\n")
+    assert splitter.finished
+
+
+@pytest.mark.req("API-7b")
+def test_nothing_is_put_in_between_cr_and_lf() -> None:
+    splitter = EventSplitter(CHAT)
+    splitter.feed(b"data: [1]\r\n\r")
+    assert not splitter.at_boundary
+    splitter.feed(b"\n")
+    assert splitter.at_boundary
+    splitter.feed(b"data: [1]\r\r")
+    assert splitter.at_boundary, "here a line ends with CR alone"
 
 
 def test_a_boundary_is_where_another_event_may_be_put_in() -> None:
