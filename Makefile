@@ -12,8 +12,8 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan asan-kernels fuzz differential sim mutants chaos chaos-kill chaos-edge chaos-link chaos-sigterm \
-	chaos-refresh chaos-silence docs proto wheel clean build
+.PHONY: run test bench lint asan asan-kernels fuzz differential sim fairness mutants chaos chaos-kill chaos-edge \
+	chaos-link chaos-sigterm chaos-refresh chaos-silence docs proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -58,6 +58,10 @@ SEEDS ?= 100
 LIFECYCLES ?= 1000
 sim: build
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --lifecycles $(LIFECYCLES)
+
+# Principals that compete for providers, in the pool alone; 200 of them are in make test.
+fairness: build
+	$(BIN)/python -m tests.property.test_fairness --seeds 10000
 
 # Plants known bugs in a copy of this tree; the simulation or a test must notice each. MUTANTS="name …" for some.
 mutants: build

@@ -47,8 +47,9 @@ def connect(pool: Pool, node_id: str) -> int:
 class Saturated:
     """A full pool with a steady number of waiters; ``run`` does one new request and one release per cycle."""
 
-    def __init__(self, waiters: int, groups: int) -> None:
+    def __init__(self, waiters: int, groups: int, principals: int = 1) -> None:
         self.pool, _ = make_pool(100, 1, groups)
+        self.principals = [f"u{i}" for i in range(principals)]
         self.groups = [f"g{i}" for i in range(groups)]
         self.leases: deque[Lease] = deque()
         self.now = 1.0
@@ -61,7 +62,8 @@ class Saturated:
     def submit(self) -> Lease | None:
         self.count += 1
         self.now += 5e-6
-        ticket = Ticket("req", "alice", self.groups[self.count % len(self.groups)], 100)
+        who = self.principals[self.count % len(self.principals)]
+        ticket = Ticket("req", who, self.groups[self.count % len(self.groups)], 100)
         return self.pool.submit(ticket, self.now)
 
     def run(self, cycles: int = CYCLES) -> None:
@@ -113,6 +115,24 @@ def test_cost_does_not_grow_with_the_queue(benchmark: BenchmarkFixture) -> None:
     ratio = benchmark.pedantic(lambda: many.microseconds() / few.microseconds(), rounds=1)
     benchmark.extra_info["ratio"] = round(ratio, 2)
     assert ratio < 3
+
+
+@pytest.mark.req("POOL-5", "POOL-9")
+@pytest.mark.benchmark(group="pool: growth")
+def test_cost_does_not_grow_with_the_queue_of_many_principals(benchmark: BenchmarkFixture) -> None:
+    """Each of a thousand principals has as many waiters as the others; none of them is ever without one."""
+    few, many = Saturated(3_000, 1, principals=1000), Saturated(100_000, 1, principals=1000)
+    ratio = benchmark.pedantic(lambda: many.microseconds() / few.microseconds(), rounds=1)
+    benchmark.extra_info["ratio"] = round(ratio, 2)
+    assert ratio < 3
+
+
+@pytest.mark.benchmark(group="pool: 2000 cycles, saturated")
+@pytest.mark.parametrize("principals", [10, 1000])
+def test_saturated_by_many_principals(benchmark: BenchmarkFixture, principals: int) -> None:
+    saturated = Saturated(10_000, 10, principals)
+    benchmark(saturated.run)
+    benchmark.extra_info["us_per_cycle"] = round(benchmark.stats.stats.min / CYCLES * 1e6, 2)
 
 
 @pytest.mark.benchmark(group="pool: 1000 nodes with 5 providers")

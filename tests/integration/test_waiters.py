@@ -113,12 +113,12 @@ async def test_waiters_outlive_the_loss_of_a_node(tmp_path: Path, how: str) -> N
 
             await second.come()
             calls = {text_of(call): call for call in [await scene.provider.call() for _ in range(2)]}
-            assert set(calls) == {"unseen", "first"}, "whoever came first"
+            assert set(calls) == {"unseen", "run"}, "the oldest of the clients, and the operator's run in turn"
             await scene.in_use(3, waiting=2)
             calls["unseen"].respond(chat_answer("1"))
-            (await called(scene, "run", "z")).stream(chat_stream("3"))
+            (await called(scene, "first", "z")).respond(chat_answer("2"))
             (await called(scene, "last", "z")).stream(chat_stream("4"))
-            calls["first"].respond(chat_answer("2"))
+            calls["run"].stream(chat_stream("3"))
             held.respond(chat_answer("0"))
 
             ids = []

@@ -1,7 +1,7 @@
 """Registry, pool and node gate together, against a model that is too simple to be wrong.
 
-The model keeps lists and scans them: it chooses by ``min`` over all candidates, serves waiters by sorting them, and has
-no heap, lane, line or counter. Nodes are real :class:`CapacityGate` objects behind in-order links whose messages arrive
+The model keeps lists and scans them: it chooses by ``min`` over all candidates and over all waiters, and has no heap,
+lane, line or counter. Nodes are real :class:`CapacityGate` objects behind in-order links whose messages arrive
 late or never. After every step the pool's actions and its whole visible state must equal the model's, and
 ``validate()`` of each machine must hold. Driven twice: by Hypothesis, which shrinks, and by seeds, which go deep.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -42,6 +42,7 @@ from iop.pool import (
     Ticket,
 )
 from iop.pool.deadlines import TICK_S
+from iop.pool.fair import Flow
 
 PROVIDERS = [
     ProviderSpec("n1", "p1", "vllm", 2, long_capacity=1, long_threshold_tokens=100),
@@ -95,7 +96,15 @@ class MProvider:
         self.backend, self.there, self.awaited = self.spec.backend, True, False
 
 
-@dataclass
+@dataclass(eq=False)
+class MFlow:
+    """A principal at a provider, as start-time fair queueing has it."""
+
+    tag: float
+    order: int
+
+
+@dataclass(eq=False)
 class MTicket:
     ticket: Ticket
     place: int
@@ -112,8 +121,13 @@ class Model:
     waiters: list[MTicket] = field(default_factory=list)
     holders: list[MTicket] = field(default_factory=list)
     drained: set[str] = field(default_factory=set)  # ids of providers and of nodes
+    flows: dict[tuple[str, str], MFlow] = field(default_factory=dict)  # by provider and principal
+    times: dict[str, float] = field(default_factory=dict)  # virtual time, by provider
+    charged: dict[str, tuple[str, MFlow]] = field(default_factory=dict)  # by request: for its latest grant
     places: int = 0
     grants: int = 0
+    orders: int = 0
+    firsts: int = 0
 
     def group(self, name: str) -> GroupSpec | None:
         return next((g for g in self.groups.values() if name in (g.group_id, *g.aliases)), None)
@@ -148,33 +162,139 @@ class Model:
         longs = sum(1 for h in self.holders if h.provider is provider and h.long)
         return self.busy(provider) < provider.room and not (long and longs >= provider.long_capacity)
 
-    def grant(self, entry: MTicket) -> tuple[str, str, str, str] | None:
-        free, _ = self.choices(entry.ticket)
-        if not free:
-            return None
-        candidate, provider, long = min(
-            free, key=lambda c: (c[0].priority, Fraction(self.busy(c[1]), c[1].capacity), c[1].last_used)
+    def choice(self, ticket: Ticket) -> tuple[Candidate, MProvider, bool] | None:
+        """POOL-3's choice for a request, if it can be served."""
+        free, _ = self.choices(ticket)
+        return min(
+            free,
+            key=lambda c: (c[0].priority, Fraction(self.busy(c[1]), c[1].capacity), c[1].last_used),
+            default=None,
         )
+
+    def grant(self, entry: MTicket, at: str | None = None) -> tuple[str, str, str, str] | None:
+        """At POOL-3's choice, or at the provider ``at``."""
+        chosen = self.choice(entry.ticket)
+        if chosen is None:
+            return None
+        if at is not None:
+            chosen = self.way(entry.ticket, at)
+        candidate, provider, long = chosen
         self.grants += 1
         provider.last_used = self.grants
         entry.provider, entry.long = provider, long
         self.holders.append(entry)
+        self.charge(entry.ticket, candidate.provider_id)
+        if entry in self.waiters:
+            self.leave(entry)
         return ("granted", entry.ticket.request_id, candidate.provider_id, candidate.target)
 
-    def settle(self) -> list[tuple[str, ...]]:
-        """Refuse who has no candidate, then serve the oldest first, until nothing changes."""
+    def way(self, ticket: Ticket, key: str) -> tuple[Candidate, MProvider, bool]:
+        """A request's candidate at one provider, whether that one is preferred or not."""
+        group, provider = self.group(ticket.group_id), self.providers[key]
+        assert group is not None
+        threshold = provider.spec.long_threshold_tokens
+        candidate = min((c for c in group.candidates if c.provider_id == key), key=lambda c: c.priority)
+        return candidate, provider, threshold is not None and ticket.estimated_tokens >= threshold
+
+    # -- who has the turn (POOL-5)
+
+    def reach(self, ticket: Ticket) -> list[str]:
+        """The providers that a request waits for."""
+        group = self.group(ticket.group_id)
+        ids = dict.fromkeys(c.provider_id for c in group.candidates) if group is not None else {}
+        return [key for key in ids if ticket.allow_avoided_fallback or key != ticket.avoid_provider_id]
+
+    def waits(self, key: str, principal: str | None = None) -> bool:
+        return any(principal in (None, w.ticket.principal) and key in self.reach(w.ticket) for w in self.waiters)
+
+    def join(self, entry: MTicket) -> None:
+        principal = entry.ticket.principal
+        for key in self.reach(entry.ticket):
+            if not self.waits(key, principal):
+                time = self.times.setdefault(key, 0.0)
+                flow = self.flows.get((key, principal))
+                self.orders += 1
+                if flow is None:
+                    self.flows[key, principal] = MFlow(time, self.orders)
+                elif flow.tag < time:
+                    flow.tag, flow.order = time, self.orders
+        self.waiters.append(entry)
+
+    def leave(self, entry: MTicket, hold: bool = False) -> None:
+        """With ``hold`` the tags outlive the last waiter."""
+        self.waiters.remove(entry)
+        for key in self.reach(entry.ticket):
+            flow = self.flows.get((key, entry.ticket.principal))
+            if flow is not None and not self.waits(key, entry.ticket.principal) and flow.tag <= self.times[key]:
+                del self.flows[key, entry.ticket.principal]
+            if not hold:
+                self.forget_tags(key)
+
+    def forget_tags(self, key: str) -> None:
+        if not self.waits(key):
+            self.times[key] = 0.0
+            self.flows = {at: flow for at, flow in self.flows.items() if at[0] != key}
+
+    def charge(self, ticket: Ticket, key: str) -> None:
+        if not any(at[0] == key for at in self.flows):
+            return
+        flow = self.flows.setdefault((key, ticket.principal), MFlow(self.times[key], 0))
+        start = max(flow.tag, self.times[key] - ticket.cost)
+        self.times[key] = max(self.times[key], start)
+        self.orders += 1
+        flow.tag, flow.order = start + ticket.cost, self.orders
+        self.charged[ticket.request_id] = (key, flow)
+
+    def refund(self, ticket: Ticket) -> None:
+        key, flow = self.charged.pop(ticket.request_id, ("", None))
+        if flow is not None and self.flows.get((key, ticket.principal)) is flow:
+            self.firsts -= 1
+            flow.tag, flow.order = flow.tag - ticket.cost, self.firsts
+
+    def turn(self, key: str) -> MTicket | None:
+        """Whose turn it is at a provider with a free slot."""
+        provider = self.providers[key]
+        threshold = provider.spec.long_threshold_tokens
+        eligible = []
+        for waiter in self.waiters:
+            long = threshold is not None and waiter.ticket.estimated_tokens >= threshold
+            if key in self.reach(waiter.ticket) and provider.candidate(long) and self.fits(provider, long):
+                flow = self.flows[key, waiter.ticket.principal]
+                eligible.append((flow.tag, flow.order, waiter.place, waiter))
+        return min(eligible)[3] if eligible else None
+
+    def next_grant(self, first: str | None) -> tuple[MTicket, str] | None:
+        """The turn-holder of a provider, unless it prefers another one: then whoever has the turn there, and so on."""
+        order = sorted(self.providers.items(), key=lambda item: (item[0] != first, item[1].spec.node_id))
+        for key, _ in order:
+            at, passed = key, {key}
+            while (waiter := self.turn(at)) is not None:
+                chosen = self.choice(waiter.ticket)
+                assert chosen is not None
+                wanted = chosen[0].provider_id
+                if wanted in passed:
+                    return waiter, at
+                at = wanted
+                passed.add(at)
+        return None
+
+    def refusal(self, ticket: Ticket) -> str | None:
+        """Why a request may not wait."""
+        if self.group(ticket.group_id) is None:
+            return "model_not_found"
+        return None if self.choices(ticket)[1] else "unavailable"
+
+    def settle(self, first: str | None = None) -> list[tuple[str, ...]]:
+        """Refuse who has no candidate, then serve whose turn it is, at ``first`` first, until nothing changes."""
         out: list[tuple[str, ...]] = []
         for entry in sorted(self.waiters, key=lambda w: w.place):
-            if self.group(entry.ticket.group_id) is None:
-                out.append(("refused", entry.ticket.request_id, "model_not_found"))
-                self.waiters.remove(entry)
-            elif not self.choices(entry.ticket)[1]:
-                out.append(("refused", entry.ticket.request_id, "unavailable"))
-                self.waiters.remove(entry)
-        for entry in sorted(self.waiters, key=lambda w: w.place):
-            if (granted := self.grant(entry)) is not None:
-                self.waiters.remove(entry)
-                out.append(granted)
+            if (code := self.refusal(entry.ticket)) is not None:
+                out.append(("refused", entry.ticket.request_id, code))
+                self.leave(entry)
+        while (following := self.next_grant(first)) is not None:
+            granted = self.grant(*following)
+            assert granted is not None
+            out.append(granted)
         return out
 
     def give_back(self, ticket: Ticket) -> MTicket | None:
@@ -283,6 +403,10 @@ class World:
             assert (row["health"] == "offline") == (provider.generation == 0)
             free = max(0, provider.capacity - outstanding - provider.lingering)
             assert 0 <= free <= provider.capacity
+        for resources in self.pool._nodes.values():
+            for key, resource in resources.items():
+                flows = {principal: flow for (at, principal), flow in model.flows.items() if at == key}
+                assert _in_turn(resource.fair.flows) == _in_turn(flows), key
         for node in snapshot["nodes"]:
             assert node["connected"] == (model.owners.get(node["id"], (0, ""))[1] in ("ready", "draining"))
         waiting = {name for name, t in self.tickets.items() if t.waiting}
@@ -305,9 +429,10 @@ class World:
         self.count += 1
         ticket = Ticket(
             f"r{self.count}",
-            f"u{principal % 2}",
+            f"u{principal % 3}",
             ["a", "b", "c", "d", "alias", "a", "b", "c", "a", "b", "c", "nobody"][group % 12],
             TOKENS[tokens % 3],
+            weight=[1, 3, 0.5][principal % 3],
             avoid_provider_id=[None, None, None, "p1", "p3", "elsewhere"][avoid % 6],
             allow_avoided_fallback=fallback,
         )
@@ -330,7 +455,7 @@ class World:
             expected = "queue_full"
         else:
             expected = None
-            model.waiters.append(entry)
+            model.join(entry)
         try:
             lease = self.pool.submit(ticket, self.now)
         except IopError as error:
@@ -354,14 +479,16 @@ class World:
         if not tickets:
             return
         ticket = tickets[pick % len(tickets)]
-        waits = any(w.ticket is ticket for w in self.model.waiters)
-        assert self.pool.cancel(ticket, self.now) == waits
-        self.model.waiters = [w for w in self.model.waiters if w.ticket is not ticket]
+        entry = next((w for w in self.model.waiters if w.ticket is ticket), None)
+        assert self.pool.cancel(ticket, self.now) == (entry is not None)
+        if entry is not None:
+            self.model.leave(entry)
 
     def advance(self, tenths: int) -> None:
         self.now += tenths / 10
         due = [w for w in self.model.waiters if w.deadline <= self.now]
-        self.model.waiters = [w for w in self.model.waiters if w not in due]
+        for waiter in due:
+            self.model.leave(waiter)
         self.expect(self.pool.on_time(self.now), [("refused", w.ticket.request_id, "queue_timeout") for w in due])
         first = min((w.deadline for w in self.model.waiters), default=None)
         next_at = self.pool.next_at
@@ -388,8 +515,13 @@ class World:
         if ticket.deadline_at == 0:  # it never waited before: its clock starts now
             entry.deadline = self.now + LIMITS.timeout_s
         entry.provider = None
-        model.waiters.append(entry)
-        expected = model.settle()
+        model.refund(ticket)
+        expected: list[tuple[str, ...]] = []
+        if (code := model.refusal(ticket)) is not None:
+            expected.append(("refused", ticket.request_id, code))
+        else:
+            model.join(entry)
+        expected += model.settle(lease.provider_id)
         self.expect(self.pool.readmit(ticket, lease, self.now, cause=cause, **options), expected)  # type: ignore[arg-type]
         assert ticket.place == place
 
@@ -647,6 +779,9 @@ class World:
     ) -> None:
         model = self.model
         known = {p.provider_id for p in providers}
+        waiters = sorted(model.waiters, key=lambda w: w.place)
+        for waiter in waiters:
+            model.leave(waiter, hold=True)
         model.groups = {
             g.group_id: replace(g, candidates=[c for c in g.candidates if c.provider_id in known]) for g in groups
         }
@@ -676,7 +811,15 @@ class World:
         model.drained &= known | {"n1", "n2", "n3"}
         model.mark_drained()
         model.forget_removed()
-        expected = model.settle()
+        expected: list[tuple[str, ...]] = []
+        for waiter in waiters:
+            if (code := model.refusal(waiter.ticket)) is not None:
+                expected.append(("refused", waiter.ticket.request_id, code))
+            else:
+                model.join(waiter)
+        for key in [*model.times]:
+            model.forget_tags(key)
+        expected += model.settle()
         for node_id, gate in self.gates.items():
             gate.configure({p.provider_id: p.capacity for p in PROVIDERS if p.node_id == node_id})
         self.expect(
@@ -760,6 +903,11 @@ class World:
         for gate in self.gates.values():
             assert not gate.carry_over()
         assert set(self.ends) == {lease.lease_id for _, lease in self.leases}
+
+
+def _in_turn(flows: Mapping[str, Flow | MFlow]) -> list[tuple[str, float]]:
+    """Principals and their tags, whose turn it is first."""
+    return [(who, flow.tag) for who, flow in sorted(flows.items(), key=lambda item: (item[1].tag, item[1].order))]
 
 
 small = st.integers(0, 11)

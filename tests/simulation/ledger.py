@@ -219,12 +219,12 @@ class Ledger:
         return found
 
     def _overtakes(self, ticket: Ticket, lease: Lease) -> None:
-        """Nobody older waits who could have had this slot (POOL-5)."""
+        """Nobody older of the same principal waits who could have had this slot (POOL-5)."""
         if not self.pool.waiting:
             return
         key = lease.node_id, lease.provider_id
         for other in self.pool.queue:
-            if other.place < ticket.place:
+            if other.place < ticket.place and other.principal == ticket.principal:
                 for resource, long in self._ways(other):
                     if (resource.node_id, resource.provider_id) == key:
                         fits = not long or self._longs[key] < resource.long_capacity

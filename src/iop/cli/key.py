@@ -23,7 +23,18 @@ PREFIX = "sk-iop-"
 KEY_BYTES = 32
 ID_CHARS_MIN = 4
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_HEAD = ("ID", "PRINCIPAL", "STATE", "MODELS", "AT A TIME", "REQUESTS/MIN", "TOKENS/MIN", "EXPIRES", "CREATED")
+_HEAD = (
+    "ID",
+    "PRINCIPAL",
+    "STATE",
+    "MODELS",
+    "AT A TIME",
+    "REQUESTS/MIN",
+    "TOKENS/MIN",
+    "WEIGHT",
+    "EXPIRES",
+    "CREATED",
+)
 
 
 def add(commands: Any) -> None:
@@ -54,6 +65,7 @@ def add(commands: Any) -> None:
     new.add_argument("--max-concurrent", metavar="N", type=int, help="requests at a time")
     new.add_argument("--rpm", metavar="N", type=int, help="requests per minute")
     new.add_argument("--tpm", metavar="N", type=int, help="tokens per minute, as providers report them")
+    new.add_argument("--weight", metavar="N", type=int, default=1, help="share in the queue's turns (default: 1)")
     new.add_argument("--expires", metavar="TIME", type=_expiry, help="a span (90d, 12h) or a date (2030-01-31)")
     new.add_argument("--json", action="store_true", help="print key and id as one JSON object")
     new.set_defaults(run=_new)
@@ -126,6 +138,7 @@ def _new(arguments: argparse.Namespace) -> int:
             max_concurrent_requests=arguments.max_concurrent,
             requests_per_minute=arguments.rpm,
             tokens_per_minute=arguments.tpm,
+            weight=arguments.weight,
             expires_at=arguments.expires,
             key_sha256=hashlib.sha256(key.encode()).hexdigest(),
             created_at=datetime.now(UTC).replace(microsecond=0),
@@ -183,6 +196,7 @@ def _cells(record: KeyRecord, now: datetime) -> tuple[str, ...]:
         state,
         " ".join(record.models) if record.models else "all",
         *("-" if count is None else str(count) for count in counts),
+        str(record.weight),
         _day(record.expires_at),
         _day(record.created_at),
     )

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from iop.config.fields import Count, Ident, ModelName, Section, Sha256
+from iop.config.fields import Count, Ident, Int, ModelName, Section, Sha256
 
 __all__ = ["ID_CHARS", "Instant", "KeyRecord", "KeyRules", "KeysDocument", "instant"]
 
 ID_CHARS = 12
 MAX_KEYS = 10_000
 MAX_PATTERNS = 256
+MAX_WEIGHT = 1000
 
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?([Zz]|[+-][0-9]{2}:[0-9]{2}))?"
@@ -56,6 +57,7 @@ class KeyRules(Section):
     max_concurrent_requests: Count | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    weight: Annotated[Int, Field(ge=1, le=MAX_WEIGHT)] = 1
     expires_at: Instant | None = None
     enabled: bool = True
 

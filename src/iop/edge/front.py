@@ -165,7 +165,7 @@ class Front:
             return self.fail(ex, exc)
         request = ClientRequest(d, ex, endpoint, key.principal, intake, permit=permit)
         ex.context = request
-        request.start(model.group_id, model.request_timeout_s)
+        request.start(model.group_id, model.request_timeout_s, key.weight)
         return None
 
     def client_gone(self, ex: Exchange, reason: str) -> None:

@@ -219,5 +219,6 @@ def _spec(rules: KeyRules) -> KeySpec:
         rules.max_concurrent_requests,
         rules.requests_per_minute,
         rules.tokens_per_minute,
+        rules.weight,
         rules.expires_at.timestamp() if rules.expires_at is not None else None,
     )

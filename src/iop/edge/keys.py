@@ -143,13 +143,15 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class KeySpec:
     """What a configuration says of a key. ``models`` are names, where ``*`` stands for any text; None is no limit, of
-    whatever it is. ``expires_at`` counts seconds since 1970."""
+    whatever it is. ``weight`` is the key's part in the queue's turns (POOL-5). ``expires_at`` counts seconds since
+    1970."""
 
     principal: str
     models: tuple[str, ...] | None = None
     max_concurrent_requests: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    weight: int = 1
     expires_at: float | None = None
 
 
@@ -168,11 +170,12 @@ class Counters:
 class Key:
     """A good key. ``limited``: its requests need a permit; ``restricted``: it may not use every model."""
 
-    __slots__ = ("_allows", "counters", "expires_at", "limited", "principal", "restricted", "spec")
+    __slots__ = ("_allows", "counters", "expires_at", "limited", "principal", "restricted", "spec", "weight")
 
     def __init__(self, spec: KeySpec, counters: Counters | None = None) -> None:
         self.spec = spec
         self.principal = spec.principal
+        self.weight = spec.weight
         self.expires_at = spec.expires_at
         self.restricted = spec.models is not None
         self._allows: Callable[[str], object] | None = None  # made when it is first asked

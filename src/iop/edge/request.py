@@ -92,14 +92,14 @@ class ClientRequest(Answered):
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def start(self, group_id: str, timeout_s: float) -> None:
-        """The body is here and its model is known: ask the pool."""
+    def start(self, group_id: str, timeout_s: float, weight: int = 1) -> None:
+        """The body is here and its model is known: ask the pool. ``weight`` is the principal's (POOL-5)."""
         d, intake = self._dispatcher, self.intake
         self.group_id = group_id
         self.body_bytes = intake.received_bytes
         now = d.wheel.now
         self._timer = d.wheel.arm(max(0.0, timeout_s - (now - self._ex.accepted_at)), self._deadline)
-        self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self)
+        self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self, weight=weight)
         d.live.add(self)
         if intake.streaming:
             self._start_beating()

@@ -4,12 +4,12 @@ A *lane* is one model group for one size class: all requests in it are long at t
 providers know n different ``long_threshold_tokens`` has at most n + 1 lanes, made when first needed. A lane has
 
 * *seats*, one per candidate provider, in a heap that yields the best one with a free slot;
-* *lines*, queues of waiters that accept the same providers: one plain line, and, while somebody waits in it, one per
-  avoided provider.
+* *lines*, queues of waiters of one principal that accept the same providers. Lines that accept the same providers are
+  of one *kind*: the plain one, and one per avoided provider. A line exists while somebody waits in it.
 
 So the head of a line stands for the whole line: if it cannot be served, nobody behind it can. That is why neither a
 grant nor a release ever looks at a second waiter of a line, and why a long waiter, who stands in another lane, cannot
-block a normal one.
+block a normal one. Which line has the turn at a provider is :mod:`iop.pool.fair`'s business.
 
 The heap of seats is lazy. Invariant: every seat that could be chosen has an entry, and an entry is never worse than
 the seat's true rank. Use makes a seat worse, so a grant costs the heap nothing; the entry is corrected when it comes to
@@ -23,20 +23,30 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
+from iop.pool.fair import Entry as Turn
+from iop.pool.fair import Share
 from iop.pool.lease import Ticket
 from iop.pool.resource import Resource
 from iop.pool.specs import Candidate, GroupSpec
 
 __all__ = ["Group", "Lane", "Line", "Seat"]
 
+#: What the waiters of a line have in common besides their principal: the avoided provider, if any, and whether it may
+#: be chosen when no other is eligible (POOL-11).
+Kind = tuple[str | None, bool]
+PLAIN: Kind = (None, False)
+
 #: (priority, load, last_used, index, seat): POOL-3's order. The index is unique in a lane, so seats never compare.
 Entry = tuple[int, float, int, int, "Seat"]
 
 
 class Seat:
-    """A provider's place in a lane. ``long`` says whether this lane's requests are long there (POOL-2)."""
+    """A provider's place in a lane. ``long`` says whether this lane's requests are long there (POOL-2).
 
-    __slots__ = ("entry", "index", "lane", "long", "priority", "resource", "target")
+    ``shares`` are the principals that wait for it, ``turns`` the heap of their entries (:mod:`iop.pool.fair`).
+    """
+
+    __slots__ = ("entry", "index", "lane", "long", "priority", "resource", "shares", "target", "turns")
 
     def __init__(self, lane: Lane, resource: Resource, candidate: Candidate, index: int, long: bool) -> None:
         self.lane = lane
@@ -46,6 +56,8 @@ class Seat:
         self.index = index
         self.long = long
         self.entry: Entry | None = None
+        self.shares: dict[str, Share] = {}
+        self.turns: list[Turn] = []
 
     @property
     def open(self) -> bool:
@@ -54,18 +66,18 @@ class Seat:
 
 
 class Line:
-    """Waiters of a lane that accept the same providers, oldest first.
+    """Waiters of one principal in a lane that accept the same providers, oldest first.
 
     ``queue`` is a heap of (place, ticket), because a ticket may come back to its old place (POOL-8). The top is always
     a live waiter; those who left from further back stay as tombstones until they are the majority.
     """
 
-    __slots__ = ("avoid", "fallback", "lane", "live", "queue")
+    __slots__ = ("kind", "lane", "live", "principal", "queue")
 
-    def __init__(self, lane: Lane, avoid: str | None, fallback: bool) -> None:
+    def __init__(self, lane: Lane, kind: Kind, principal: str) -> None:
         self.lane = lane
-        self.avoid = avoid
-        self.fallback = fallback
+        self.kind = kind
+        self.principal = principal
         self.queue: list[tuple[int, Ticket]] = []
         self.live = 0
 
@@ -99,28 +111,22 @@ class Line:
         """The waiters, in no order."""
         return (ticket for _, ticket in self.queue if ticket.line is self)
 
-    def serves(self, seat: Seat) -> bool:
-        """Whether this line's waiters may ever go to that seat (POOL-11)."""
-        return seat.open and (self.fallback or self.avoid != seat.resource.provider_id)
-
     @property
-    def hopeless(self) -> bool:
-        """Whether no candidate is left for these waiters (POOL-4)."""
-        lane = self.lane
-        if self.avoid is None or self.fallback:
-            return lane.open == 0
-        return lane.open == 0 or (lane.open == 1 and lane.seats[self.avoid].open)
+    def seats(self) -> Iterator[Seat]:
+        """Where these waiters may go, once the seat is open (POOL-11)."""
+        avoid, fallback = self.kind
+        return (s for s in self.lane.seats.values() if fallback or s.resource.provider_id != avoid)
 
 
 class Lane:
-    """One size class of one group. ``open`` counts the seats that are candidates."""
+    """One size class of one group. ``open`` counts the seats that are candidates, ``kinds`` has the lines by kind and
+    principal."""
 
-    __slots__ = ("_heap", "avoiding", "group", "line", "open", "seats")
+    __slots__ = ("_heap", "group", "kinds", "open", "seats")
 
     def __init__(self, group: Group, resources: list[tuple[Candidate, Resource]], tokens: int) -> None:
         self.group = group
-        self.line = Line(self, None, False)
-        self.avoiding: dict[tuple[str, bool], Line] = {}
+        self.kinds: dict[Kind, dict[str, Line]] = {}
         self.seats: dict[str, Seat] = {}
         self.open = 0
         self._heap: list[Entry] = []
@@ -134,22 +140,40 @@ class Lane:
 
     # ---- lines
 
-    def line_for(self, ticket: Ticket) -> Line:
-        """The line that ``ticket`` belongs to, made if need be. An avoiding line is kept while somebody waits in it."""
+    def kind_of(self, ticket: Ticket) -> Kind:
+        """The kind of line that ``ticket`` belongs to."""
         avoid = ticket.avoid_provider_id
-        if avoid is None or avoid not in self.seats:
-            return self.line
-        key = (avoid, ticket.allow_avoided_fallback)
-        line = self.avoiding.get(key)
-        return Line(self, *key) if line is None else line
+        return PLAIN if avoid is None or avoid not in self.seats else (avoid, ticket.allow_avoided_fallback)
+
+    def hopeless(self, kind: Kind) -> bool:
+        """Whether no candidate is left for waiters of this kind (POOL-4)."""
+        avoid, fallback = kind
+        return self.open == 0 or (self.open == 1 and avoid is not None and not fallback and self.seats[avoid].open)
+
+    def join(self, ticket: Ticket) -> None:
+        """Put ``ticket`` at its place in its line. O(log n), and O(candidates x log principals) for a first waiter."""
+        kind = self.kind_of(ticket)
+        lines = self.kinds.get(kind)
+        if lines is None:
+            lines = self.kinds[kind] = {}
+        line = lines.get(ticket.principal)
+        if line is None:
+            line = lines[ticket.principal] = Line(self, kind, ticket.principal)
+            for seat in line.seats:
+                seat.resource.fair.attach(line, seat)
+        line.push(ticket)
+
+    def drop(self, line: Line) -> None:
+        """``line`` has lost its last waiter."""
+        lines = self.kinds[line.kind]
+        del lines[line.principal]
+        if not lines:
+            del self.kinds[line.kind]
+        for seat in line.seats:
+            seat.resource.fair.detach(line, seat)
 
     def lines(self) -> list[Line]:
-        return [self.line, *self.avoiding.values()] if self.avoiding else [self.line]
-
-    def oldest_for(self, seat: Seat) -> Line:
-        """The line with the oldest waiter that may go to ``seat``, slots aside; an empty line if there is none."""
-        lines = [line for line in self.lines() if line.queue and line.serves(seat)]
-        return min(lines, key=lambda line: line.queue[0][0], default=self.line)
+        return [line for lines in self.kinds.values() for line in lines.values()]
 
     # ---- seats
 
@@ -193,18 +217,19 @@ class Lane:
                     return seat
         return None
 
-    def best_for(self, line: Line, tried: frozenset[str]) -> Seat | None:
-        """The same for a waiter of ``line``: whom it has not tried if one of those has a slot, else whom it has, else
-        the avoided one if allowed."""
+    def best_for(self, kind: Kind, tried: frozenset[str]) -> Seat | None:
+        """The same for a waiter of a line of this kind: whom it has not tried if one of those has a slot, else whom it
+        has, else the avoided one if allowed."""
         seat = self.best()
-        if seat is None or (line.avoid is None and not tried):
+        avoid, fallback = kind
+        if seat is None or (avoid is None and not tried):
             return seat
         hidden: list[Entry] = []
         again = avoided = None
         while seat is not None:
             provider_id = seat.resource.provider_id
-            if provider_id == line.avoid:
-                avoided = seat if line.fallback else None
+            if provider_id == avoid:
+                avoided = seat if fallback else None
             elif provider_id not in tried:
                 break
             elif again is None:
@@ -220,14 +245,13 @@ class Lane:
         assert self.open == sum(seat.open for seat in self.seats.values())
         for line in self.lines():
             assert line.live == sum(1 for _ in line)
-            assert line.live or not line.queue, "a line of tombstones"
-            assert not line.queue or line.queue[0][1].line is line, "a tombstone on top"
-            assert line.live or line is self.line, "an empty avoiding line was kept"
+            assert line.live, "an empty line was kept"
+            assert line.queue[0][1].line is line, "a tombstone on top"
             assert len(line.queue) <= 2 * line.live + 33, "too many tombstones"
-            if line.live:
-                assert not line.hopeless, "somebody waits without a candidate"
-                servable = [s for s in self.seats.values() if line.serves(s) and s.resource.has_free(s.long)]
-                assert not servable, "an admissible waiter waits"
+            assert not self.hopeless(line.kind), "somebody waits without a candidate"
+            for seat in line.seats:
+                assert line in seat.shares[line.principal].lines, "a line waits for a seat that does not know it"
+                assert not (seat.open and seat.resource.has_free(seat.long)), "an admissible waiter waits"
         assert len(self._heap) <= 2 * len(self.seats) + 9
         for seat in self.seats.values():
             resource = seat.resource

@@ -26,6 +26,7 @@ from iop.errors import IopError
 from iop.pool.registry import LossOutcome, ReadyOutcome
 
 if TYPE_CHECKING:
+    from iop.pool.fair import Flow
     from iop.pool.lane import Line
 
 __all__ = [
@@ -97,14 +98,16 @@ class Ticket:
     whoever is in ``tried`` comes behind all others. All else is written by the pool and may be read.
 
     ``group_id`` may be an alias. ``owner`` is handed back untouched with every action. ``waited_s`` is the time spent
-    waiting so far, over all admissions.
+    waiting so far, over all admissions. ``cost`` is 1/weight: what a grant adds to the tag of its principal (POOL-5).
     """
 
     __slots__ = (
         "allow_avoided_fallback",
         "avoid_provider_id",
+        "cost",
         "deadline_at",
         "estimated_tokens",
+        "flow",
         "group_id",
         "lease",
         "line",
@@ -125,6 +128,7 @@ class Ticket:
         estimated_tokens: int = 0,
         owner: Any = None,
         *,
+        weight: float = 1,
         avoid_provider_id: str | None = None,
         allow_avoided_fallback: bool = False,
     ) -> None:
@@ -133,12 +137,14 @@ class Ticket:
         self.group_id = group_id
         self.estimated_tokens = estimated_tokens
         self.owner = owner
+        self.cost = 1 / weight
         self.avoid_provider_id = avoid_provider_id
         self.allow_avoided_fallback = allow_avoided_fallback
         self.tried: frozenset[str] = _NOBODY
         self.place = 0  # order of first submission over the whole pool; 0 = never submitted
         self.lease: Lease | None = None
         self.line: Line | None = None
+        self.flow: Flow | None = None  # that was charged for its latest grant
         self.since_at = 0.0  # start of the present wait
         self.deadline_at = 0.0  # end of the present wait (POOL-6)
         self.waited_s = 0.0

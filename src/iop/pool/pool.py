@@ -8,9 +8,9 @@ The invariant on which everything stands, true between any two calls:
 
     *no waiter could be served by any provider*
 
-Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that becomes free needs to look at the oldest
-waiters of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity
-restores it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
+Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that becomes free needs to look at the waiters
+of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity restores
+it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
 
 The file is long, nearly 600 lines, because these methods keep the invariant together; what can stand alone is in
 lanes, resources, queue and registry.
@@ -23,7 +23,6 @@ every gate slot that ends otherwise than by a terminal with ``close_confirmed=tr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import heapify, heappop, heapreplace
 
 from iop.errors import (
     InvalidArgument,
@@ -34,7 +33,7 @@ from iop.errors import (
     ShuttingDown,
     Unavailable,
 )
-from iop.pool.lane import Group, Lane, Line, Seat
+from iop.pool.lane import Group, Line, Seat
 from iop.pool.lease import (
     NO_ACTIONS,
     Action,
@@ -131,10 +130,8 @@ class Pool:
             self.stats.stale_events += 1
             return NO_ACTIONS
         actions: list[Action] = []
-        lanes: dict[Lane, None] = {}
-        for resource in self._nodes[node_id].values():
-            if resource.removed:
-                continue
+        resources = [r for r in self._nodes[node_id].values() if not r.removed]
+        for resource in resources:
             for seat in resource.seats:
                 seat.lane.open -= seat.open
             change(resource)
@@ -142,12 +139,14 @@ class Pool:
             for seat in resource.seats:
                 seat.lane.open += seat.open
             self._reopen(resource, now, actions)
-            lanes.update((seat.lane, None) for seat in resource.seats)
-        self._pump(lanes, now, actions)
+        self._pump(resources, now, actions)
         return actions
 
     def _rebuild(self, groups: list[GroupSpec], now: float) -> Actions:
         """Make all groups anew and put every waiter back at its place."""
+        every = [resource for resources in self._nodes.values() for resource in resources.values()]
+        for resource in every:
+            resource.fair.hold()
         waiters = self.queue.take_all(now)
         known: dict[tuple[str, str], Resource] = {}
         for node_id, resources in self._nodes.items():
@@ -161,10 +160,11 @@ class Pool:
             name: group for group in self._groups.values() for name in (*group.spec.aliases, group.spec.group_id)
         }
         actions: list[Action] = []
-        lanes: dict[Lane, None] = {}
         for ticket in waiters:
-            self._join(ticket, now, lanes, actions)
-        self._pump(lanes, now, actions)
+            self._join(ticket, now, actions)
+        for resource in every:
+            resource.fair.settle()
+        self._pump(every, now, actions)
         return actions
 
     def _forget(self, node_id: str) -> None:
@@ -190,12 +190,11 @@ class Pool:
             self.stats.stale_events += outcome is ReadyOutcome.STALE
             return Readiness(outcome)
         actions: list[Action] = []
-        lanes: dict[Lane, None] = {}
-        for resource in self._nodes[node_id].values():
+        resources = list(self._nodes[node_id].values())
+        for resource in resources:
             resource.begin(generation, max(0, held.get(resource.provider_id, 0)))
             self._reopen(resource, now, actions)
-            lanes.update((seat.lane, None) for seat in resource.seats)
-        self._pump(lanes, now, actions)
+        self._pump(resources, now, actions)
         return Readiness(outcome, actions)
 
     def lost(self, node_id: str, generation: int, now: float) -> Loss:
@@ -234,12 +233,10 @@ class Pool:
         resources = self._nodes[node_id] if provider_id is None else {provider_id: self._nodes[node_id][provider_id]}
         (self._drained.add if drained else self._drained.discard)((node_id, provider_id))
         actions: list[Action] = []
-        lanes: dict[Lane, None] = {}
         for resource in resources.values():
             resource.drained = self._is_drained(resource)
             self._reopen(resource, now, actions)
-            lanes.update((seat.lane, None) for seat in resource.seats)
-        self._pump(lanes, now, actions)
+        self._pump(resources.values(), now, actions)
         return actions
 
     def _is_drained(self, resource: Resource) -> bool:
@@ -259,7 +256,7 @@ class Pool:
         actions: list[Action] = []
         resource.lowered = unavailable
         self._reopen(resource, now, actions)
-        self._pump({seat.lane: None for seat in resource.seats}, now, actions)
+        self._pump([resource], now, actions)
         return actions
 
     def call_closed(self, node_id: str, generation: int, provider_id: str, now: float) -> Actions:
@@ -296,30 +293,25 @@ class Pool:
         if group is None or self._shut:
             raise self._counted(ShuttingDown() if self._shut else ModelNotFound())
         lane = group.lane_for(ticket.estimated_tokens)
-        if ticket.avoid_provider_id is None:
-            line = lane.line
-            seat = lane.best()
-        else:
-            line = lane.line_for(ticket)
-            seat = lane.best_for(line, ticket.tried)
-        if seat is None and (error := self.queue.objection(ticket, line)) is not None:
+        plain = ticket.avoid_provider_id is None
+        seat = lane.best() if plain else lane.best_for(lane.kind_of(ticket), ticket.tried)
+        if seat is None and (error := self.queue.objection(ticket, lane)) is not None:
             raise self._counted(error)
         self._places = ticket.place = self._places + 1
         if seat is not None:
             return self._grant(ticket, seat)
         ticket.deadline_at = now + self.queue.limits.timeout_s
-        self.queue.join(ticket, line, now)
+        self.queue.join(ticket, lane, now)
         self.stats.queued += 1
         return None
 
     def has_candidate(self, ticket: Ticket) -> bool:
         """Whether some candidate may serve ``ticket``, now or when a slot is free, with what it avoids (POOL-11)."""
         group = self._routes.get(ticket.group_id)
-        return (
-            group is not None
-            and not self._shut
-            and not group.lane_for(ticket.estimated_tokens).line_for(ticket).hopeless
-        )
+        if group is None or self._shut:
+            return False
+        lane = group.lane_for(ticket.estimated_tokens)
+        return not lane.hopeless(lane.kind_of(ticket))
 
     def cancel(self, ticket: Ticket, now: float) -> bool:
         """Take a waiting ticket out of its queue for good (POOL-6). False, and no change, if it does not wait: a lease
@@ -368,12 +360,16 @@ class Pool:
         if recovery or ticket.deadline_at == 0.0:
             ticket.deadline_at = now + self.queue.limits.timeout_s
         actions: list[Action] = []
-        lanes: dict[Lane, None] = {}
+        if ticket.flow is not None:
+            ticket.flow.at.refund(ticket)
+        self._join(ticket, now, actions)
         if resource is not None:
-            lanes.update((seat.lane, None) for seat in resource.seats)
             self._settle(resource)
-        self._join(ticket, now, lanes, actions)
-        self._pump(lanes, now, actions)
+            self._pump([resource], now, actions)
+        line = ticket.line
+        if line is not None and (seat := line.lane.best_for(line.kind, ticket.tried)) is not None:
+            # Elsewhere nobody else could be served, so nobody is older in its line and no other principal has the turn.
+            actions.append(self._give(line, seat, now))
         return actions
 
     def holds(self, lease: Lease) -> bool:
@@ -459,7 +455,16 @@ class Pool:
         resource.last_used = lease_id
         if seat.long:
             resource.long_busy += 1
+        if resource.fair.flows:
+            resource.fair.charge(ticket)
         return lease
+
+    def _give(self, line: Line, seat: Seat, now: float) -> Granted:
+        """Grant ``seat`` to the oldest waiter of ``line``."""
+        ticket = line.queue[0][1]
+        lease = self._grant(ticket, seat)  # first: a flow that stops to wait is forgotten, and its tag with it
+        self.queue.take(line, now)
+        return Granted(ticket, lease)
 
     def _return(self, lease: Lease, cause: ReleaseCause, lingering: bool) -> Resource | None:
         """Take a lease back without serving anybody. None if it is not out."""
@@ -484,50 +489,43 @@ class Pool:
         self.stats.released[cause] += 1
         return resource
 
-    def _join(self, ticket: Ticket, now: float, lanes: dict[Lane, None], actions: list[Action]) -> None:
-        """Queue a ticket that was admitted before, whatever the bounds; its lane goes to ``lanes``, or its refusal to
-        ``actions``."""
+    def _join(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
+        """Queue a ticket that was admitted before, whatever the bounds; its refusal goes to ``actions``."""
         group = self._routes.get(ticket.group_id)
         if group is None or self._shut:
             actions.append(Refused(ticket, self._counted(ShuttingDown() if self._shut else ModelNotFound())))
             return
-        line = group.lane_for(ticket.estimated_tokens).line_for(ticket)
-        if line.hopeless:
+        lane = group.lane_for(ticket.estimated_tokens)
+        if lane.hopeless(lane.kind_of(ticket)):
             actions.append(Refused(ticket, self._counted(Unavailable())))
             return
-        self.queue.join(ticket, line, now)
-        lanes[line.lane] = None
+        self.queue.join(ticket, lane, now)
 
     def _counted(self, error: IopError) -> IopError:
         self.stats.refused[error.code] += 1
         return error
 
     def _serve(self, resource: Resource, now: float) -> Actions:
-        """Hand the free slots of one provider to the oldest waiters that it can serve, over all groups (POOL-5).
+        """Hand the free slots of one provider to the waiters that have the turn there, over all groups (POOL-5).
 
         No other provider can serve them, or they would not wait: so nothing is left to choose but who.
         """
         actions: Actions = NO_ACTIONS
-        if self.queue.waiting and resource.open:
+        if resource.fair.flows:
             granted: list[Action] = []
-            while resource.busy < resource.capacity:
-                chosen: Line | None = None
-                chosen_seat: Seat | None = None
-                place = 0
-                long_free = resource.long_busy < resource.long_capacity
-                for seat in resource.seats:
-                    if seat.long and not long_free:
-                        continue
-                    line = seat.lane.oldest_for(seat) if seat.lane.avoiding else seat.lane.line
-                    if line.queue and (chosen is None or line.queue[0][0] < place):
-                        chosen, chosen_seat, place = line, seat, line.queue[0][0]
-                if chosen is None or chosen_seat is None:
-                    break
-                ticket = self.queue.take(chosen, now)
-                granted.append(Granted(ticket, self._grant(ticket, chosen_seat)))
+            while (turn := self._turn(resource)) is not None:
+                line, seat = turn
+                granted.append(self._give(line, seat, now))
             actions = granted
         self._settle(resource)
         return actions
+
+    @staticmethod
+    def _turn(resource: Resource) -> tuple[Line, Seat] | None:
+        """Whose oldest waiter gets the next free slot of a provider, and the seat it is for."""
+        if not resource.open or resource.busy >= resource.capacity:
+            return None
+        return resource.fair.turn(resource.seats, resource.long_busy < resource.long_capacity)
 
     def _settle(self, resource: Resource) -> None:
         """After units came back: let every lane know if slots are left, or drop a removed provider."""
@@ -537,22 +535,29 @@ class Pool:
         if resource.removed and resource.busy == 0:
             self._forget(resource.node_id)
 
-    def _pump(self, lanes: Iterable[Lane], now: float, actions: list[Action]) -> None:
-        """Serve the waiters of ``lanes``, oldest first, each by POOL-3's choice, until none can be served."""
-        heads = [(line.queue[0][0], line) for lane in lanes for line in lane.lines() if line.live]
-        heapify(heads)
-        while heads:
-            line = heads[0][1]
-            seat = line.lane.best_for(line, line.queue[0][1].tried)
-            if seat is None:
-                heappop(heads)
-                continue
-            ticket = self.queue.take(line, now)
-            actions.append(Granted(ticket, self._grant(ticket, seat)))
-            if line.live:
-                heapreplace(heads, (line.queue[0][0], line))
-            else:
-                heappop(heads)
+    def _pump(self, resources: Iterable[Resource], now: float, actions: list[Action]) -> None:
+        """Serve the waiters of providers that gained slots, until none can be served.
+
+        A slot goes to whoever has the turn at its provider. That waiter may prefer another provider that has a slot
+        (POOL-3): then that one's slot is handed out first, and so on, unless the wishes go round in a circle.
+        """
+        for resource in resources:
+            while (turn := self._turn(resource)) is not None:
+                at, passed = resource, {resource}
+                while True:
+                    assert turn is not None
+                    line, seat = turn
+                    best = line.lane.best_for(line.kind, line.queue[0][1].tried)
+                    assert best is not None
+                    if best.resource is at:
+                        seat = best
+                        break
+                    if best.resource in passed:
+                        break
+                    at = best.resource
+                    passed.add(at)
+                    turn = self._turn(at)
+                actions.append(self._give(line, seat, now))
 
     def _reopen(self, resource: Resource, now: float, actions: list[Action]) -> None:
         """Bring ``resource.open`` in line with its switches; waiters that lose their last candidate go (POOL-4)."""
@@ -567,9 +572,11 @@ class Pool:
             if opened:
                 seat.lane.offer(seat)
                 continue
-            for line in seat.lane.lines():
-                while line.live and line.hopeless:
-                    actions.append(Refused(self.queue.take(line, now), self._counted(Unavailable())))
+            lane = seat.lane
+            for kind in [kind for kind in lane.kinds if lane.hopeless(kind)]:
+                for line in list(lane.kinds[kind].values()):
+                    while line.live:
+                        actions.append(Refused(self.queue.take(line, now), self._counted(Unavailable())))
 
     # ---- self-check
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from iop.errors import IopError, QueueFull, Unavailable
 from iop.pool.deadlines import Deadlines
-from iop.pool.lane import Line
+from iop.pool.lane import Lane, Line
 from iop.pool.lease import Ticket
 from iop.pool.specs import QueueLimits
 
@@ -24,23 +24,20 @@ class Queue:
         self._deadlines = Deadlines()
         self._principals: dict[str, int] = {}  # no entry is 0, so it is as small as the queue
 
-    def objection(self, ticket: Ticket, line: Line) -> IopError | None:
-        """What keeps a newcomer from waiting in ``line``, if anything."""
-        if line.hopeless:
+    def objection(self, ticket: Ticket, lane: Lane) -> IopError | None:
+        """What keeps a newcomer from waiting in ``lane``, if anything."""
+        if lane.hopeless(lane.kind_of(ticket)):
             return Unavailable()
-        if line.lane.group.waiting >= self.limits.max_waiters:
+        if lane.group.waiting >= self.limits.max_waiters:
             return QueueFull()
         if self._principals.get(ticket.principal, 0) >= self.limits.max_waiters_per_principal:
             return QueueFull("too many requests of this key are waiting; let some finish first")
         return None
 
-    def join(self, ticket: Ticket, line: Line, now: float) -> None:
-        """Put the ticket at its place in ``line``; its ``deadline_at`` is set."""
-        lane = line.lane
+    def join(self, ticket: Ticket, lane: Lane, now: float) -> None:
+        """Put the ticket at its place in ``lane``; its ``deadline_at`` is set."""
         ticket.since_at = now
-        if line.avoid is not None:
-            lane.avoiding[line.avoid, line.fallback] = line
-        line.push(ticket)
+        lane.join(ticket)
         lane.group.waiting += 1
         self.waiting += 1
         principals = self._principals
@@ -88,8 +85,8 @@ class Queue:
         return iter(self._deadlines)
 
     def _left(self, ticket: Ticket, line: Line, now: float) -> None:
-        if line.avoid is not None and not line.live:
-            del line.lane.avoiding[line.avoid, line.fallback]
+        if not line.live:
+            line.lane.drop(line)
         line.lane.group.waiting -= 1
         self.waiting -= 1
         principals = self._principals

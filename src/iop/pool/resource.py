@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from iop.pool.fair import FairQueue
 from iop.pool.lease import Ticket
 from iop.pool.specs import ProviderSpec
 
@@ -36,7 +37,7 @@ class Resource:
     which orders providers by recency without a clock. ``generation`` is 0 while the provider's node is not ready.
     ``limit`` is what the node is known to take, ``capacity`` what of it counts now; ``kind`` and ``backend`` are what
     the node calls, ``spec`` what it is to become.
-    ``seats`` are its places in the lanes of the groups that it serves.
+    ``seats`` are its places in the lanes of the groups that it serves, ``fair`` says who of their waiters has the turn.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Resource:
         "drained",
         "draining",
         "enabled",
+        "fair",
         "generation",
         "kind",
         "last_used",
@@ -85,6 +87,7 @@ class Resource:
         self.last_used = 0
         self.leases: dict[int, Ticket] = {}
         self.seats: list[Seat] = []
+        self.fair = FairQueue()
         self.adopt(spec)
 
     def adopt(self, spec: ProviderSpec) -> None:
@@ -170,6 +173,7 @@ class Resource:
         assert self.capacity == (0 if self.awaited or self.missing else self.limit), self.provider_id
         assert self.generation > 0 or not (self.awaited or self.missing), "awaited without a generation"
         assert self.generation > 0 or self.busy == 0, "capacity in use without a generation"
+        self.fair.validate(self.seats)
         for lease_id, ticket in self.leases.items():
             assert ticket.lease is not None
             assert ticket.lease.lease_id == lease_id

@@ -172,7 +172,7 @@ def _status(resource: Resource) -> str:
 
 
 def _model(group: Group, now: float) -> ModelStatus:
-    heads = [line.queue[0][1] for lane in group.lanes() for line in lane.lines() if line.live]
+    heads = [line.queue[0][1] for lane in group.lanes() for line in lane.lines()]
     oldest_s = max((head.waited_s + now - head.since_at for head in heads), default=0.0)
     return ModelStatus(
         id=group.spec.group_id,

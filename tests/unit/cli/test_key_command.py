@@ -57,17 +57,18 @@ def test_a_key_is_printed_once_alone_on_standard_output_and_kept_as_its_hash(des
 def test_everything_that_a_key_may_have(desk: Desk) -> None:
     made = desk.made(
         "--principal", "ci", "--models", "qwen*", "llama", "--max-concurrent", "2", "--rpm", "60", "--tpm", "1000",
-        "--expires", "90d",
+        "--weight", "3", "--expires", "90d",
     )  # fmt: skip
     (row,) = desk.rows()
     assert {key: value for key, value in made.items() if key != "key"} == row
     assert row["models"] == ["qwen*", "llama"]
     assert (row["max_concurrent_requests"], row["requests_per_minute"], row["tokens_per_minute"]) == (2, 60, 1000)
+    assert row["weight"] == 3
     left = datetime.fromisoformat(row["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=89, hours=23) < left <= timedelta(days=90)
     head, line = desk("list").splitlines()
     assert head.split()[:4] == ["ID", "PRINCIPAL", "STATE", "MODELS"]
-    assert re.split(r"  +", line)[:7] == [row["id"], "ci", "active", "qwen* llama", "2", "60", "1000"]
+    assert re.split(r"  +", line)[:8] == [row["id"], "ci", "active", "qwen* llama", "2", "60", "1000", "3"]
 
 
 @pytest.mark.parametrize(
