@@ -52,12 +52,14 @@ __all__ = [
     "ScanError",
     "ShuttingDown",
     "TokenRateLimited",
+    "TooManyBodyBytes",
     "TooManySubscribers",
     "Unauthorized",
     "Unavailable",
     "UnknownProvider",
     "UnsupportedCommand",
     "UnsupportedMediaType",
+    "UpgradeRequired",
     "WorkspaceUnsupported",
     "from_code",
 ]
@@ -224,11 +226,25 @@ class Overloaded(IopError):
     text = "too many request bodies are being received; try again"
 
 
+class TooManyBodyBytes(IopError):
+    """The clients of one principal hold as many body bytes as one may (API-10)."""
+
+    code, status, retryable, retry_after_s = "too_many_body_bytes", 429, True, 1
+    text = "requests of this key hold a quarter of http.max_buffered_body_bytes; try again when one is done"
+
+
+class UpgradeRequired(IopError):
+    """A websocket was asked for where there is HTTP only."""
+
+    code, status = "upgrade_required", 426
+    text = "this path takes no websocket; send an HTTP POST"
+
+
 class RequestTimeout(IopError):
     """A head or a body came too slowly (API-6)."""
 
     code, status = "timeout", 408
-    text = "the request did not arrive in time"
+    text = "the request did not arrive in time; see http.header_timeout_sec and http.body_timeout_sec"
 
 
 class UnsupportedMediaType(IopError):

@@ -11,7 +11,7 @@ import pytest
 
 from iop.errors import IopError
 from iop.net.http.exchange import Exchange, ServerLimits
-from iop.net.http.server import DISCARD_S, HttpServer
+from iop.net.http.server import LINGER_S, REFUSED_HEAD_BYTES, HttpServer
 from iop.net.loop import Runtime
 from tests.support.aio import async_test, until
 from tests.support.http import Broken, Client
@@ -144,30 +144,69 @@ async def test_a_head_that_is_too_large_is_a_431_of_its_own_code() -> None:
 
 
 @pytest.mark.req("API-6")
+@pytest.mark.parametrize("fields", ["Transfer-Encoding: chunked", "Expect: 100-continue\r\nContent-Length: 1001"])
+@async_test()
+async def test_an_answer_behind_which_no_more_of_the_body_is_understood_is_followed_by_fin_at_once(fields: str) -> None:
+    app = Recorder()
+    async with serving(app, max_body_bytes=1000) as (_, address):
+        client = await Client.connect(address)
+        client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n".encode())
+        if "chunked" in fields:
+            client.send_more(b"zz\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.get("connection")) == (400 if "chunked" in fields else 413, "close")
+        async with asyncio.timeout(LINGER_S / 2):
+            assert await client.end() == "fin"
+        client.send_more(b"x" * (REFUSED_HEAD_BYTES // 2))  # read and dropped: nothing of it starts a request
+        assert app.seen == []
+        await client.close()
+
+
+@pytest.mark.req("API-6b")
 @pytest.mark.parametrize(
-    ("fields", "body", "status"),
+    ("fields", "start", "rest", "status"),
     [
-        ("Transfer-Encoding: chunked", b"zz\r\n", 400),
-        ("Transfer-Encoding: chunked", b"3e9\r\n" + b"x" * 1001, 413),
-        ("Content-Length: 1001", b"x", 413),
-        ("Content-Length: 1000\r\nConnection: close", b"x", 500),
+        ("Transfer-Encoding: chunked", b"3e9\r\nx", b"x" * 1000 + b"\r\n0\r\n\r\n", 413),
+        ("Content-Length: 1001", b"x", b"x" * 1000, 413),
+        ("Content-Length: 1000\r\nConnection: close", b"x", b"x" * 999, 500),
     ],
 )
 @async_test()
-async def test_an_early_answer_that_is_the_last_one_is_followed_by_fin_at_once(
-    fields: str, body: bytes, status: int
+async def test_the_rest_of_a_refused_body_is_read_before_the_connection_closes(
+    fields: str, start: bytes, rest: bytes, status: int
 ) -> None:
     app = Recorder()
     app.refuse = IopError() if status == 500 else None
-    async with serving(app, max_body_bytes=1000) as (_, address):
+    async with serving(app, max_body_bytes=1000) as (server, address):
         client = await Client.connect(address)
-        client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n".encode() + body)
+        client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n".encode() + start)
         answer = await client.answer()
         assert (answer.status, answer.get("connection")) == (status, "close")
-        async with asyncio.timeout(DISCARD_S / 2):
-            assert await client.end() == "fin"
-        client.send_more(b"x" * 100_000)  # read and dropped: nothing of it starts a request
+        (connection,) = server.connections
+        assert connection.state == "discard"
+        client.send_more(rest)
+        if "chunked" in fields:
+            client.finish_sending()  # where it ends nobody knows: it was refused at its size
+        assert await client.end() == "fin"
         assert app.seen == []
+        await client.close()
+
+
+@pytest.mark.req("API-6b")
+@async_test()
+async def test_a_refused_body_is_read_up_to_twice_the_largest_and_then_the_connection_closes() -> None:
+    app = Recorder()
+    app.refuse = IopError()
+    async with serving(app, max_body_bytes=100_000) as (server, address):
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900000\r\n\r\n" + b"x" * 190_000)
+        assert (await client.answer()).status == 500
+        (connection,) = server.connections
+        await until(lambda: connection._discarded == 190_000)
+        assert connection.state == "discard"
+        client.send_more(b"x" * 20_000)
+        await until(lambda: connection.state == "closed")
+        assert server.stats.buffered_body_bytes == 0
         await client.close()
 
 
@@ -199,6 +238,123 @@ async def test_all_clients_together_hold_no_more_than_the_common_bound() -> None
         assert (await first.answer()).status == 200
         await first.close()
         await second.close()
+
+
+class Named(Recorder):
+    """Each request is of the principal that its path names."""
+
+    def head_received(self, ex: Exchange) -> None:
+        ex.principal = ex.head.path[1:].decode()
+
+
+@pytest.mark.req("API-10", "API-8c")
+@async_test()
+async def test_one_principal_holds_at_most_a_quarter_of_the_common_bound() -> None:
+    def begun(name: str, size: int) -> bytes:
+        head = f"POST /{name} HTTP/1.1\r\nHost: a\r\nContent-Length: {size + 1}\r\n\r\n"
+        return head.encode() + b"x" * size
+
+    app = Named()
+    async with serving(app, max_buffered_body_bytes=4000, max_body_bytes=1000) as (server, address):
+        clients = [await Client.connect(address) for _ in range(4)]
+        clients[0].send(begun("a", 600))
+        await until(lambda: server.stats.held_by == {"a": 600})
+        clients[1].send(begun("a", 401))
+        refused = await clients[1].answer()
+        assert (refused.status, refused.json["code"]) == (429, "too_many_body_bytes")
+        clients[1].send_more(b"x")  # the rest of what was refused
+        clients[2].send(begun("b", 900))
+        await until(lambda: server.stats.held_by == {"a": 600, "b": 900})
+        clients[0].send_more(b"x")
+        assert (await clients[0].answer()).status == 200
+        assert server.stats.held_by == {"b": 900}
+        clients[1].send(begun("a", 900) + b"x")  # there is room again, on the connection of the refusal
+        assert (await clients[1].answer()).status == 200
+        clients[2].send_more(b"x")
+        assert (await clients[2].answer()).status == 200
+        assert server.stats.held_by == {}
+        for client in clients:
+            await client.close()
+
+
+@pytest.mark.req("API-10")
+@async_test()
+async def test_one_body_has_room_however_small_a_quarter_is() -> None:
+    app = Named()
+    async with serving(app, max_buffered_body_bytes=1000, max_body_bytes=900) as (_, address):
+        client = await Client.connect(address)
+        client.send(b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 900)
+        assert (await client.answer()).status == 200
+        await client.close()
+
+
+@pytest.mark.req("API-10")
+@pytest.mark.parametrize(("pace_bytes", "steady"), [(2000, True), (60, False)])
+@async_test()
+async def test_a_body_may_take_long_as_long_as_it_goes_on(pace_bytes: int, steady: bool) -> None:
+    """8 KiB/s are asked for, in any time of the body's clock: here 3 277 bytes in each 0.4 s."""
+    app = Recorder()
+    size = 32 * pace_bytes
+    async with serving(app, body_timeout_s=0.4) as (_, address):
+        client = await Client.connect(address)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size)
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        due = [loop.call_later(0.04 * at, client.send_more, b"x" * pace_bytes) for at in range(32)]
+        answer = await client.answer()
+        passed_s = loop.time() - began_at
+        for one in due:
+            one.cancel()
+        if steady:
+            assert (answer.status, len(answer.body)) == (200, size)
+            assert passed_s > 3 * 0.4
+        else:
+            assert answer.status == 408
+            assert 0.4 <= passed_s < 1.0
+            assert app.gone == ["body_timeout"]
+        await client.close()
+
+
+@pytest.mark.req("TUN-5c", "API-10")
+@pytest.mark.parametrize("request_line", ["GET / HTTP/1.0", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close"])
+@async_test()
+async def test_an_answer_is_handed_over_whole_although_the_connection_closes_behind_it(request_line: str) -> None:
+    """The client reads slower than the answer is written, and stops for longer than a connection lingers."""
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        client = await Client.connect(address, receive_bytes=4096)
+        client.send(request_line.encode() + b"\r\n\r\n")
+        await until(lambda: bool(app.waiting))
+        app.waiting.pop().respond(200, b"", b"y" * 3_000_000)
+        (connection,) = server.connections
+        assert connection.state == "closed"
+        await until(lambda: connection.writer.paused)
+        connection._expired()  # as if the time to linger were over
+        connection._deadline_at = 0.001
+        connection._expired()
+        answer = await client.answer()
+        assert (answer.status, len(answer.body)) == (200, 3_000_000)
+        assert await client.end() == "fin"
+        assert app.gone == []
+        await client.close()
+
+
+@pytest.mark.req("TUN-5c", "API-10")
+@async_test()
+async def test_a_client_that_stops_reading_the_last_answer_is_given_up_at_its_clock() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app, client_idle_timeout_s=0.3) as (server, address):
+        client = await Client.connect(address, receive_bytes=4096)
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        await until(lambda: bool(app.waiting))
+        app.waiting.pop().respond(200, b"", b"y" * 9_000_000)
+        assert len(server.connections) == 1
+        await until(lambda: not server.connections)
+        with pytest.raises(Broken):
+            await client.answer()
+        await client.close()
 
 
 @pytest.mark.req("API-6")

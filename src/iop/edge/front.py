@@ -38,6 +38,7 @@ from iop.errors import (
     ShuttingDown,
     Unauthorized,
     Unavailable,
+    UpgradeRequired,
 )
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
@@ -123,6 +124,8 @@ class Front:
                 form = form_of(head)
                 endpoint = replace(endpoint, shape=self._shape(ex, None))
             key = self._key(ex)
+            if key is not ANONYMOUS:
+                ex.principal = key.principal
             if head.query:
                 require_plain_query(head.query)
             intake = Intake(head, self._max_body_bytes, form, ex.hold)
@@ -225,6 +228,8 @@ class Front:
             return
         key = self._key(ex)
         if endpoint is not None:
+            if endpoint.name == "responses" and (head.get(b"upgrade") or b"").lower() == b"websocket":
+                raise UpgradeRequired  # Codex tries that first, and goes over to HTTP at once on this answer alone
             raise MethodNotAllowed(WRITE)
         if page is None:
             raise RouteNotFound(not_there(head.path))

@@ -66,7 +66,8 @@ class TlsListener:
     """Listens on all addresses of a host and makes protocols of ``factory`` behind TLS.
 
     ``context`` is asked for each connection, ``room`` whether one more may begin beside those that are in their
-    handshake (their number is its argument), ``handshake_s`` bounds each from its acceptance on.
+    handshake (their number is its argument), ``handshake_s`` bounds each from its acceptance on, ``shutdown_s`` how
+    long the peer has for the rest once a connection is being closed.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TlsListener:
         handshake_s: Callable[[], float],
         plain_answer: Callable[[], bytes],
         failures: HandshakeFailures,
+        shutdown_s: Callable[[], float],
     ) -> None:
         self._runtime = runtime
         self._factory = factory
@@ -87,6 +89,7 @@ class TlsListener:
         self._handshake_s = handshake_s
         self._plain_answer = plain_answer
         self._failures = failures
+        self._shutdown_s = shutdown_s
         self._sockets: list[socket.socket] = []
         self._arriving: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -175,7 +178,7 @@ class TlsListener:
                         sock,
                         ssl=self._context(),
                         ssl_handshake_timeout=limit_s + 1,
-                        ssl_shutdown_timeout=SHUTDOWN_S,
+                        ssl_shutdown_timeout=self._shutdown_s(),
                     )
                 elif first is not None:
                     self._failures.note("plaintext", "the peer does not speak TLS", peer)
@@ -233,6 +236,7 @@ async def listen(
     handshake_s: Callable[[], float],
     plain_answer: Callable[[], bytes],
     failures: HandshakeFailures,
+    shutdown_s: Callable[[], float] = lambda: SHUTDOWN_S,
 ) -> tuple[asyncio.Server | TlsListener, int]:
     """A listener on ``host`` and ``port``, with TLS if ``served`` says so now, and the port that it has. Whether there
     is TLS stays as it is; which certificate is shown is asked anew. Raises OSError."""
@@ -253,6 +257,7 @@ async def listen(
         handshake_s=handshake_s,
         plain_answer=plain_answer,
         failures=failures,
+        shutdown_s=shutdown_s,
     )
     return listener, await listener.start(host, port)
 

@@ -67,6 +67,7 @@ async def door(
         handshake_s=lambda: handshake_s,
         plain_answer=lambda: b"no",
         failures=HandshakeFailures(runtime, "http"),
+        shutdown_s=lambda: 5.0,
     )
     port = await listener.start("127.0.0.1", port)
     it = Door(listener, ("127.0.0.1", port), made)

@@ -13,6 +13,7 @@ from iop.errors import (
     NodeDraining,
     ProviderProtocolError,
     RateLimited,
+    UpgradeRequired,
     from_code,
 )
 from iop.wire.messages import ErrorCode, ExecutionFailure
@@ -95,6 +96,8 @@ def error_headers(error: IopError) -> bytes:
         block += b"www-authenticate: Bearer\r\n"
     if isinstance(error, RateLimited):
         block += error.fields
+    if isinstance(error, UpgradeRequired):
+        block += b"upgrade: HTTP/1.1\r\nconnection: upgrade\r\n"  # RFC 9110 sections 15.5.22 and 7.8
     if isinstance(error, MethodNotAllowed):
         block += b"allow: %b\r\n" % error.allow.encode("ascii")
     return block

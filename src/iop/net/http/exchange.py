@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iop._fast.out import Writer
-from iop.errors import Overloaded
+from iop.errors import Overloaded, TooManyBodyBytes
 from iop.net.http.head import RequestHead, status_line
 
 if TYPE_CHECKING:
@@ -29,13 +29,19 @@ class ServerLimits:
     idle_timeout_s: float = 75.0
     max_connections: int = 20_000
 
+    @property
+    def principal_body_bytes(self) -> int:
+        """Of ``max_buffered_body_bytes`` what one principal may have: a quarter, and room for one body in any case."""
+        return max(self.max_buffered_body_bytes // 4, self.max_body_bytes)
+
 
 @dataclass(slots=True)
 class ServerStats:
-    """Plain counters, read at scrape time."""
+    """Plain counters, read at scrape time. ``held_by`` has the body bytes of each principal that holds any."""
 
     accepted: int = 0
     buffered_body_bytes: int = 0
+    held_by: dict[str, int] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
 
@@ -67,7 +73,8 @@ class Exchange:
     Answer with :meth:`respond` or :meth:`begin_stream`, or write a head and body to ``writer`` and call :meth:`finish`
     or :meth:`cut`.
     ``context`` is the app's, ``more_fields`` the field lines that it wants on every answer, ``buffered_bytes`` what it
-    was handed of the body and holds. Exactly one of finish, cut and client_gone ends an exchange.
+    was handed of the body and holds. ``principal`` is whose share of the memory for bodies that counts in; the app sets
+    it, and for an empty one there is no share. Exactly one of finish, cut and client_gone ends an exchange.
     """
 
     __slots__ = (
@@ -79,6 +86,7 @@ class Exchange:
         "head",
         "keep_alive",
         "more_fields",
+        "principal",
         "writer",
     )
 
@@ -91,6 +99,7 @@ class Exchange:
         self.writer: Writer = connection.writer
         self.context: Any = None
         self.more_fields = b""
+        self.principal = ""
         self.done = False
 
     def head_bytes(self, status: int, header_block: bytes, framing: bytes) -> bytes:
@@ -150,15 +159,31 @@ class Exchange:
         self._connection.work(step)
 
     def hold(self, size: int) -> None:
-        """The app holds ``size`` more bytes of the body than it was handed (fewer, if negative). Raises Overloaded
-        where that is more than ``max_buffered_body_bytes`` lets all requests hold together."""
+        """Count ``size`` more bytes of the body in memory (fewer, if negative).
+
+        Raises:
+            Overloaded: All bodies together would have more than ``max_buffered_body_bytes`` (API-8c).
+            TooManyBodyBytes: Those of this principal would have more than its share (API-10).
+        """
         server = self._connection.server
-        if server.stats.buffered_body_bytes + size > server.limits.max_buffered_body_bytes and size > 0:
+        stats, limits = server.stats, server.limits
+        if size > 0 and stats.buffered_body_bytes + size > limits.max_buffered_body_bytes:
             raise Overloaded
+        principal = self.principal
+        if principal:
+            held = stats.held_by.get(principal, 0) + size
+            if size > 0 and held > limits.principal_body_bytes:
+                raise TooManyBodyBytes
+            stats.held_by[principal] = held
+        stats.buffered_body_bytes += size
         self.buffered_bytes += size
-        server.stats.buffered_body_bytes += size
 
     def release_body(self) -> None:
         """The body is no longer in memory: it does not count against ``max_buffered_body_bytes`` any more."""
-        self._connection.server.stats.buffered_body_bytes -= self.buffered_bytes
-        self.buffered_bytes = 0
+        size, self.buffered_bytes = self.buffered_bytes, 0
+        stats = self._connection.server.stats
+        stats.buffered_body_bytes -= size
+        if self.principal:
+            left = stats.held_by.pop(self.principal, 0) - size
+            if left > 0:
+                stats.held_by[self.principal] = left

@@ -5,8 +5,12 @@ the way to answer it; what a request means is the :class:`App`'s business, which
 
     IDLE ─part of a head→ HEAD ─rest→ BODY ─body complete→ BUSY ─response done→ IDLE
       └──────── whole head ─────────▶ │
-                                      └─ answered early, to be kept alive ──▶ DISCARD ─body gone→ IDLE
+                                      └─ answered while the body comes ──▶ DISCARD ─body gone→ IDLE
     any ─fault, clock, peer gone, close→ CLOSED
+
+An answer reaches its client whole. One that comes while the body is being sent is followed by reading and dropping
+the rest of it: a client that is told off in mid-body and finds the connection reset loses the answer (API-6b). A
+connection that closes behind an answer closes once the client has taken all of it (TUN-5c).
 
 Each connection keeps one deadline as a number and one lazy timer on the shared wheel; nothing is armed per request.
 The file is long because reading, answering and the clocks all act on the one state of a connection.
@@ -38,8 +42,15 @@ from iop.net.wheel import Timer
 __all__ = ["HttpConnection", "HttpServer"]
 
 PIPELINE_BYTES = 65536  # of the next requests, kept while one is being answered
-DISCARD_BYTES = 1 << 20  # of a body that nobody wants, read so that the answer is not lost to a reset
-DISCARD_S = 5.0
+# Read and dropped so that a refusal is not lost to a reset: of a refused body up to BODIES times the largest that is
+# taken, and behind a refused head so many bytes.
+REFUSED_BODIES = 2
+REFUSED_BODY_S = 30.0
+REFUSED_HEAD_BYTES = 65536
+LINGER_S = 5.0  # for the client to close, once it was told that there is no more
+TLS_LINGER_S = 1.0  # behind a refused head, from the last byte on: there is no half-close in TLS here
+BODY_FLOOR_BYTES_PER_S = 8192
+WINDOW_PARTS = 8  # in which the window of the body's clock moves on
 WRITE_HIGH_BYTES = 65536
 RDHUP_S = 0.25
 TOLD_ABOVE = 64
@@ -88,6 +99,10 @@ class HttpConnection(asyncio.Protocol):
         self._polling = False  # one timer each, however often reading or writing stops and goes on
         self._watching = False
         self._discarded = 0
+        self._discard_until = 0.0
+        self._keep = False  # once the body is gone that is being discarded
+        self._asked = True  # the client has no reason to wait with its body
+        self._progress: list[int] = []  # bytes of the body so far, at each part of the clock's window
         self._left = 0  # bytes the client had taken when it was last seen to take some
         self._left_at = 0.0
 
@@ -120,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """FIN. During a request it means that the client is gone: nobody half-closes and waits (API-7c)."""
         if self._exchange is not None:
-            self.close(reset=False, reason="client_gone")
+            self._client_gone()
 
     def pause_writing(self) -> None:
         self.writer.pause()
@@ -132,15 +147,15 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writer.resume()
-        if self._waiting:
+        if self.state is CLOSED and self._deadline_at == 0.0:
+            self._part()
+        elif self._waiting:
             self.server.runtime.loop.call_soon(self._resume)
 
     def data_received(self, data: bytes) -> None:
         self.server.stats.bytes_in += len(data)
         if self.state is CLOSED:
-            self._discarded += len(data)
-            if self._discarded > DISCARD_BYTES and self._transport is not None:
-                self._transport.abort()
+            self._drop(len(data))
             return
         state = self.state
         if state is BUSY or self._waiting or self._step is not None or (state is IDLE and self.writer.paused):
@@ -168,7 +183,7 @@ class HttpConnection(asyncio.Protocol):
             return
         sock = self._transport.get_extra_info("socket")
         if sock is not None and flow.peer_closed(sock.fileno()):
-            self.close(reset=False, reason="client_gone")
+            self._client_gone()
         else:
             self.server.runtime.wheel.arm(RDHUP_S, self._poll_peer)
 
@@ -229,7 +244,10 @@ class HttpConnection(asyncio.Protocol):
         limits, framing, length = server.limits, head.framing, head.content_length
         self._exchange = exchange = Exchange(self, head, server.runtime.loop.time())
         self._move(BODY)
-        self._set_deadline(limits.body_timeout_s)
+        self._asked = True
+        self._set_deadline(limits.body_timeout_s / WINDOW_PARTS)
+        if self._progress:
+            self._progress.clear()
         if server.closing:
             exchange.keep_alive = False
         if framing == FRAMING_NONE:
@@ -249,6 +267,7 @@ class HttpConnection(asyncio.Protocol):
             return
         # Answered at once, no body was asked for: the client need not send it, so nobody knows what comes next.
         keep_alive, exchange.keep_alive = exchange.keep_alive, False
+        self._asked = False
         server.app.head_received(exchange)
         if exchange.done:
             return
@@ -256,26 +275,25 @@ class HttpConnection(asyncio.Protocol):
         if too_large:
             server.app_error(exchange, PayloadTooLarge())
         else:
+            self._asked = True
             self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _feed_body(self, data: bytes) -> int:
         decoder, exchange = self._decoder, self._exchange
         assert decoder is not None
+        lost = False  # where the body ends is not known any more
         try:
             pieces, used = decoder.feed(data)
         except IopError as exc:
-            if exchange is not None and not exchange.done and self.state is BODY:
+            lost, pieces, used = True, [], len(data)
+            if exchange is not None:
                 exchange.keep_alive = False
                 self.server.app_error(exchange, exc)
-            else:
-                self.close(reset=False)
-            return len(data)
-        if self.state is DISCARD:
-            self._discarded += used
-            if decoder.done:
-                self._go_idle()
-            elif self._discarded > DISCARD_BYTES:
-                self.close(reset=False)
+            self._keep = False
+            if not isinstance(exc, PayloadTooLarge):
+                self.close(reset=False, refused=True)
+        if self.state is not BODY:
+            self._discard_more(used, decoder, lost=lost)
             return used
         self._pieces = iter(pieces)
         self._hand_over()
@@ -286,14 +304,12 @@ class HttpConnection(asyncio.Protocol):
         exchange, decoder, server = self._exchange, self._decoder, self.server
         assert exchange is not None
         assert decoder is not None
-        stats = server.stats
         for piece in self._pieces:
-            size = len(piece)
-            if stats.buffered_body_bytes + size > server.limits.max_buffered_body_bytes:
-                server.app_error(exchange, Overloaded())
+            try:
+                exchange.hold(len(piece))
+            except IopError as exc:
+                server.app_error(exchange, exc)
                 return
-            exchange.buffered_bytes += size
-            stats.buffered_body_bytes += size
             server.app.body_piece(exchange, piece)
             if exchange.done or self._step is not None:
                 return
@@ -319,6 +335,18 @@ class HttpConnection(asyncio.Protocol):
             self._resume()
         return False
 
+    def _discard_more(self, count: int, decoder: BodyDecoder, *, lost: bool) -> None:
+        """Bytes of a refused body were dropped. If its end is ``lost``, it is taken to be where the client pauses."""
+        if self.state is not DISCARD:
+            return
+        self._discarded += count
+        if decoder.done and self._keep:
+            self._go_idle()
+        elif decoder.done or self._discarded > REFUSED_BODIES * self.server.limits.max_body_bytes:
+            self.close(reset=False)
+        elif lost:
+            self._set_deadline(min(LINGER_S, self._discard_until - self.server.runtime.wheel.now))
+
     def _complete(self, exchange: Exchange) -> None:
         self._move(BUSY)
         self._deadline_at = 0.0
@@ -331,12 +359,10 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = None
         if self.state is BODY and self._decoder is not None and not self._decoder.done:
             # Answered before the body came: the next request is behind it, unless there is to be none.
-            if not keep_alive or self.server.closing:
-                self.close(reset=False)
-                return
-            self._move(DISCARD)
-            self._discarded = 0
-            self._set_deadline(DISCARD_S)
+            if self._asked:
+                self._discard(keep=keep_alive and not self.server.closing)
+            else:
+                self.close(reset=False, refused=True)
             return
         if self.state is BODY:
             self._move(BUSY)
@@ -346,6 +372,14 @@ class HttpConnection(asyncio.Protocol):
             self.close(reset=False)
             return
         self._go_idle()
+
+    def _discard(self, *, keep: bool) -> None:
+        """Reads and drops what is left of the body; then the next request may come, or the connection closes."""
+        self._move(DISCARD)
+        self._keep = keep
+        self._discarded = 0
+        self._discard_until = self.server.runtime.wheel.now + REFUSED_BODY_S
+        self._set_deadline(REFUSED_BODY_S)
 
     def _go_idle(self) -> None:
         self._move(IDLE)
@@ -357,10 +391,16 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, error: IopError, more: bytes = b"") -> None:
         """Answers what never became an exchange, and closes; nothing behind it is looked at."""
         self.writer.write(self.server.refusal(error, more))
-        self.close(reset=False)
+        if self.state is BODY:
+            self._discard(keep=False)
+        else:
+            self.close(reset=False, refused=True)
 
-    def close(self, *, reset: bool, reason: str = "client_gone") -> None:
-        """Flushes and closes; with ``reset`` the client sees RST."""
+    def close(self, *, reset: bool, reason: str = "client_gone", refused: bool = False) -> None:
+        """Flush and close, as fast as the client reads; with ``reset`` the client sees RST at once.
+
+        ``refused``: the client may be sending still, and does not know yet that nobody reads it.
+        """
         transport = self._transport
         if transport is None:
             return
@@ -370,22 +410,50 @@ class HttpConnection(asyncio.Protocol):
             return
         self._move(CLOSED)
         self.writer.flush_now()
-        # A client that does not read would keep a flushing transport open for ever.
-        if reset or self.writer.paused:
-            flow.abort(transport, reset=reset)
-        elif transport.can_write_eof():
-            # FIN now, and what the client still sends is read and dropped for a while: closing with unread bytes would
-            # reset the connection, and with it take the answer that is on its way.
-            transport.write_eof()
+        if reset:
+            flow.abort(transport, reset=True)
+        else:
+            # What the client still sends is read and dropped for a while: closing with unread bytes would reset the
+            # connection, and with it take the answer that is on its way.
             self._discarded = 0
             self._waiting.clear()
             if not self._reading:
                 self._reading = True
                 transport.resume_reading()
-            self._set_deadline(DISCARD_S)
-        else:
-            transport.close()
+            self._deadline_at = 0.0
+            if transport.can_write_eof():
+                transport.write_eof()  # behind what the transport holds
+                self._set_deadline(LINGER_S)
+            elif refused:
+                self._set_deadline(TLS_LINGER_S)
+            else:
+                self._part()
         self._abandon(reason)
+
+    def _part(self) -> None:
+        """Close a connection that has no half-close, once the transport has room. From then on the transport bounds the
+        time for what it holds; until then it is the client's idle time."""
+        transport = self._transport
+        if transport is not None and not self.writer.paused:
+            transport.close()
+
+    def _drop(self, count: int) -> None:
+        """Bytes of the client came behind the end."""
+        transport = self._transport
+        if transport is None:
+            return
+        self._discarded += count
+        if self._discarded > REFUSED_HEAD_BYTES:
+            transport.abort()
+        elif not transport.can_write_eof():
+            self._set_deadline(TLS_LINGER_S)
+
+    def _client_gone(self) -> None:
+        """The client has closed: there is nobody to whom the rest could be sent."""
+        if self.state is not CLOSED and self._transport is not None:
+            self._move(CLOSED)
+            self._transport.abort()
+            self._abandon("client_gone")
 
     def _abandon(self, reason: str) -> None:
         exchange, self._exchange = self._exchange, None
@@ -413,8 +481,11 @@ class HttpConnection(asyncio.Protocol):
         if now < self._deadline_at:
             self._timer = self.server.runtime.wheel.arm(self._deadline_at - now, self._expired)
             return
-        if self.state is CLOSED:  # closing, and the client does not read the rest
-            self._transport.abort()
+        if self.state is CLOSED:
+            self._linger(now)
+            return
+        if self.state is BODY and not self._too_slow():
+            self._set_deadline(self.server.limits.body_timeout_s / WINDOW_PARTS)
             return
         if self.state in (HEAD, BODY):
             more = self._exchange.more_fields if self._exchange is not None else b""
@@ -422,6 +493,39 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(RequestTimeout(), more)
         else:
             self.close(reset=False)
+
+    def _too_slow(self) -> bool:
+        """Whether in the last ``body_timeout_s`` fewer bytes of the body came than have to (API-10). Asked at each part
+        of that time."""
+        limits, progress, decoder = self.server.limits, self._progress, self._decoder
+        if self._step is not None or not self._reading:
+            progress.clear()  # what is there is worked on, and the client waits for us
+            return False
+        seen = decoder.body_bytes if decoder is not None else 0
+        if not progress:
+            progress.append(0)
+        progress.append(seen)
+        if len(progress) <= WINDOW_PARTS:
+            return False
+        return seen - progress.pop(0) < BODY_FLOOR_BYTES_PER_S * limits.body_timeout_s
+
+    def _linger(self, now: float) -> None:
+        """The time of a connection that closes is up, unless its client is still taking the rest."""
+        transport = self._transport
+        assert transport is not None
+        if not transport.can_write_eof():
+            self._part()  # behind a refused head
+            return
+        if transport.get_write_buffer_size() == 0:
+            transport.abort()
+            return
+        taken = self._taken()
+        if taken != self._left:
+            self._left, self._left_at = taken, now
+        elif now - self._left_at >= self.server.limits.client_idle_timeout_s:
+            transport.abort()
+            return
+        self._set_deadline(LINGER_S)
 
     def _taken(self) -> int:
         """Bytes that the kernel has taken for this client so far."""
@@ -482,6 +586,7 @@ class HttpServer:
             handshake_s=lambda: self.limits.header_timeout_s,
             plain_answer=self._speaks_tls,
             failures=self.handshakes,
+            shutdown_s=lambda: self.limits.client_idle_timeout_s,
         )
         return port
 
