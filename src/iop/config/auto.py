@@ -8,7 +8,6 @@ What nodes say is not trusted to be fit for a configuration: whatever it is, wha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from iop.config.edge import AUTO, Candidate, EdgeConfig, ModelEntry, NodeEntry, ProviderEntry
 from iop.config.fields import is_ident, is_model_name
+from iop.patterns import fits
 
 __all__ = ["KINDS", "Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
 
@@ -151,4 +151,4 @@ def _candidates(listed: Mapping[tuple[str, str], tuple[str, ...]], pattern: str)
 
 def matches(name: str, pattern: str) -> bool:
     """Whether the pattern, in which ``*`` is any text, fits the whole name."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
+    return fits(name, pattern)

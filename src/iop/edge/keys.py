@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iop.errors import ConcurrencyLimited, RateLimited, RequestOverTokenLimit, TokenRateLimited
+from iop.patterns import fits
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
@@ -25,11 +26,6 @@ SPAN_S = 0.2  # what comes within it leaves together, so a window has 300 entrie
 DEBT_PERIODS = 60
 
 _RATES = re.compile(rb"^x-ratelimit-[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
-
-
-def _matcher(patterns: tuple[str, ...]) -> Callable[[str], object]:
-    # Only names that exist are ever matched, so a pattern with many stars costs what its author chose.
-    return re.compile("|".join(re.escape(one).replace(r"\*", ".*") for one in patterns), re.DOTALL).fullmatch
 
 
 def _requests(count: int) -> str:
@@ -170,7 +166,7 @@ class Counters:
 class Key:
     """A good key. ``limited``: its requests need a permit; ``restricted``: it may not use every model."""
 
-    __slots__ = ("_allows", "counters", "expires_at", "limited", "principal", "restricted", "spec", "weight")
+    __slots__ = ("counters", "expires_at", "limited", "principal", "restricted", "spec", "weight")
 
     def __init__(self, spec: KeySpec, counters: Counters | None = None) -> None:
         self.spec = spec
@@ -178,7 +174,6 @@ class Key:
         self.weight = spec.weight
         self.expires_at = spec.expires_at
         self.restricted = spec.models is not None
-        self._allows: Callable[[str], object] | None = None  # made when it is first asked
         limits = (spec.max_concurrent_requests, spec.requests_per_minute, spec.tokens_per_minute)
         self.limited = limits != (None, None, None)
         self.counters = counters or Counters()
@@ -188,10 +183,7 @@ class Key:
         patterns = self.spec.models
         if patterns is None:
             return True
-        allows = self._allows
-        if allows is None:
-            allows = self._allows = _matcher(patterns)
-        return bool(allows(name) or allows(group_id))
+        return any(fits(name, pattern) or fits(group_id, pattern) for pattern in patterns)
 
     def admit(self, now: float) -> Permit:
         """Lets one request in, and counts it. Raises RateLimited, TokenRateLimited or ConcurrencyLimited, and counts
