@@ -39,6 +39,7 @@ __all__ = [
     "ProtocolError",
     "ProviderConnectionLost",
     "ProviderProtocolError",
+    "ProviderRedirected",
     "ProviderTruncated",
     "ProviderUnreachable",
     "QueueFull",
@@ -319,6 +320,13 @@ class ProviderProtocolError(IopError):
     text = "the provider's answer is not valid HTTP/1.1"
 
 
+class ProviderRedirected(IopError):
+    """Nobody follows a provider's redirect: it leads where the node's owner did not allow, or back to the node."""
+
+    code, status, retryable = "provider_redirected", 502, True
+    text = "the provider answers with a redirect; set its base_url to where that leads, which the node's log says"
+
+
 class ProviderTruncated(IopError):
     code, status, retryable = "provider_truncated", 502, True
     text = "the provider's event stream ended without its last event"
@@ -393,6 +401,7 @@ _WIRE_CLASSES: tuple[type[IopError], ...] = (
     Forbidden,
     NodeDraining,
     WorkspaceUnsupported,
+    ProviderRedirected,
 )
 WIRE_CODES: dict[str, type[IopError]] = {c.code: c for c in _WIRE_CLASSES}
 

@@ -27,6 +27,7 @@ from tests.support.faultyprovider import (
     place_of,
     play,
     said,
+    status_of,
     whole,
 )
 from tests.support.faultywall import DOCUMENT, OUTCOMES, Case, cases, document
@@ -213,7 +214,7 @@ def _check(run: Run, head: Head, got: bytes, broken: bool) -> None:
         _check_error(case, json.loads(got), status, head.get("x-request-id"))
     elif outcome in "os":
         declared = sent.shown if case.fault == "length too short" else sent.sent
-        status = int(case.fault[:3]) if case.fault[:3].isdigit() else 200
+        status = status_of(case.fault)
         assert (head.status, got, broken) == (status, declared, False)
         assert head.get("retry-after") == ("7" if status != 200 else None)
         if "gzip" in case.fault:
@@ -353,7 +354,7 @@ def _outcome(case: Case) -> str:
         return case.code
     if case.mode == "kept" and ("gzip" in case.fault or "whole" in case.fault):
         return "provider_protocol_error"
-    own_error = case.fault.startswith("error event") or case.fault[:3].isdigit()
+    own_error = case.fault.startswith("error event") or status_of(case.fault) >= 400
     return "provider_error" if own_error else "ok"
 
 

@@ -294,6 +294,18 @@ def _gzip_lie(body: bytes) -> Callable[[Answer], None]:
     return play
 
 
+def _redirect(a: Answer) -> None:
+    a.over = True
+    a.call.start(307, [(b"Location", b"http://elsewhere.invalid/v1/")], framing=b"Content-Length: 0\r\n")
+
+
+def _unread(a: Answer) -> None:
+    """The body stays in the socket, and the connection open: the next request is read behind it, as a part of it."""
+    a.over, a.sent = True, BUSY
+    a.call.respond(BUSY, 500, [*JSON_HEADERS, (b"Retry-After", b"7")])
+    a.call.connection.unread = a.call.body
+
+
 def _other_kind(a: Answer) -> None:
     other = Answer(a.call, a.api if a.api in STREAMED else "chat", a.place, stream=not a.stream)
     other.good()
@@ -329,6 +341,8 @@ FAULTS: dict[str, Callable[[Answer], None]] = {
     "502 with Retry-After": _status(502),
     "503 with Retry-After": _status(503),
     "500": _status(500),
+    "error without reading the body": _unread,
+    "redirect": _redirect,
     "400": _status(400),
     "gzip that is plain": _gzip_lie(b""),
     "gzip that is garbage": _gzip_lie(GARBAGE),
@@ -341,6 +355,11 @@ FAULTS: dict[str, Callable[[Answer], None]] = {
     "status outside HTTP": _raw(b"HTTP/1.1 999 What\r\nContent-Length: 2\r\n\r\n{}"),
 }
 SLOW = frozenset({"stall", "comments without end", "flood of comments", "a byte now and then"})
+
+
+def status_of(fault: str) -> int:
+    """The status that an answer with this fault has."""
+    return 500 if fault == "error without reading the body" else int(fault[:3]) if fault[:3].isdigit() else 200
 
 
 def play(fault: str, answer: Answer) -> None:

@@ -16,8 +16,9 @@ from tests.support.faultyprovider import APIS, STREAM_PLACES, STREAMED, WHOLE_PL
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
-STALLED, LOST, MALFORMED, CUT_SHORT = (
+STALLED, LOST, MALFORMED, CUT_SHORT, REDIRECTED = (
     "response_stalled", "provider_connection_lost", "provider_protocol_error", "provider_truncated",
+    "provider_redirected",
 )  # fmt: skip
 
 
@@ -74,6 +75,8 @@ STREAM = {
     "502 with Retry-After":                ("o---------", ""),
     "503 with Retry-After":                ("o---------", ""),
     "500":                                 ("s---------", ""),
+    "error without reading the body":      ("s---------", ""),
+    "redirect":                            ("a---------", REDIRECTED),
     "400":                                 ("s---------", ""),
     "gzip that is plain":                  ("s---------", ""),
     "gzip that is garbage":                ("s---------", ""),
@@ -101,6 +104,8 @@ WHOLE = {
     "502 with Retry-After":                ("o-----", ""),
     "503 with Retry-After":                ("o-----", ""),
     "500":                                 ("s-----", ""),
+    "error without reading the body":      ("s-----", ""),
+    "redirect":                            ("a-----", REDIRECTED),
     "400":                                 ("s-----", ""),
     "gzip that is plain":                  ("s-----", ""),
     "gzip that is garbage":                ("s-----", ""),

@@ -209,6 +209,7 @@ class Connection(asyncio.Protocol):
         self.calls = 0
         self.closed = asyncio.Event()
         self.paused = asyncio.Event()  # the node stopped reading what we write
+        self.unread = b""  # of a request that was answered unread: what comes is taken for more of it
         self._call: Call | None = None
         self._buffer = b""
 
@@ -233,6 +234,10 @@ class Connection(asyncio.Protocol):
         self.paused.clear()
 
     def data_received(self, data: bytes) -> None:
+        if self.unread:
+            told = b"Bad request syntax: " + self.unread + data
+            self.transport.write(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(told), told))
+            return
         call = self._call
         if call is not None and not call.complete.is_set():
             data = call.take(data)

@@ -151,6 +151,7 @@ class ClientRequest(Answered):
                 dialect=endpoint.dialect,
                 first_response_timeout_ms=provider.first_response_timeout_ms,
                 streaming=intake.streaming,
+                fresh_connection=self.body_bytes > d.recovery.max_body_bytes or self._side_effects(),
             )
         )
         session.mux.send(frame, stream, True)
@@ -167,7 +168,8 @@ class ClientRequest(Answered):
         assert stream is not None
         self._provider_status = status
         try:
-            if not 200 <= status <= 599:  # anything else would be read as something other than the answer (D15)
+            # Anything else would be read as something other than the answer (D15), and a redirect leads nowhere.
+            if not 200 <= status <= 599 or (300 <= status < 400 and status != 304):
                 raise HeadError("status")
             self._sse, total, block = read_answer(header_block)
         except IopError:

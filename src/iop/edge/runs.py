@@ -219,6 +219,7 @@ class EdgeRun(Dispatched):
             spec.background,
             spec.session_id,
             settings.first_response_timeout_ms,
+            not spec.replayable or len(spec.given) > d.recovery.max_body_bytes,
         )
         session.send(request, stream, opening=True)
         if d.watched:

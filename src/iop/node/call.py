@@ -25,6 +25,7 @@ from iop.errors import (
     InvalidTransition,
     IopError,
     ProviderConnectionLost,
+    ProviderRedirected,
     RequestCancelled,
     ResponseStalled,
 )
@@ -93,7 +94,9 @@ class ProviderCall(ABC):
         "_request",
         "_request_head",
         "_reused",
+        "_sent_whole",
         "_since",
+        "_unsent_bytes",
         "_watchdog",
         "_written",
         "provider",
@@ -125,6 +128,8 @@ class ProviderCall(ABC):
         self._error: IopError | None = None
         self._grace: Timer | None = None
         self._reused = False
+        self._unsent_bytes = 0  # of the request's body: still to come from the edge
+        self._sent_whole = False  # the provider has certainly read all of the request, now that it answers
         self._heard = False
         self._written = False  # something of the request had left when its connection was closed
         self._lingers = False
@@ -140,8 +145,11 @@ class ProviderCall(ABC):
         self.start()
 
     def start(self) -> None:
-        # What is sent again may have been lost on a kept connection, and the others are as old as that one (TUN-5).
-        connection = self.provider.pool.take() if self._request.lease.attempt <= 1 else None
+        # A kept connection may turn out dead. What was sent again may have been lost on one, and the others are as old;
+        # and what cannot be sent again, as without a lease, must not be lost (TUN-5, TUN-5b).
+        request = self._request
+        fresh = request.lease.attempt > 1 or request.fresh_connection or not request.lease.lease_id
+        connection = None if fresh else self.provider.pool.take()
         if connection is None:
             self.provider.pool.connect(self)
         else:
@@ -210,14 +218,34 @@ class ProviderCall(ABC):
 
     # ---- for subclasses ----------------------------------------------------------------------------------------------
 
+    def _answered(self, head: ResponseHead, *, has_body: bool) -> None:
+        """The answer begins. A provider may answer without reading the request's body and keep the connection: the next
+        request would then come behind what is unread, and be read as a part of it (TUN-5b)."""
+        self._move(BODY)
+        self._head = head
+        self._pieces = []
+        connection = self._connection
+        self._sent_whole = (
+            (not has_body or 200 <= head.status < 300)
+            and self._unsent_bytes == 0
+            and connection is not None
+            and connection.unsent_bytes == 0
+        )
+
+    def _redirected(self, head: ResponseHead) -> None:
+        """The provider tells to ask elsewhere, where nobody goes (TUN-9)."""
+        self.provider.log_redirect(head, self._agent.now)
+        self._stop(ProviderRedirected())
+
     def _let_go(self, *, sound: bool, streamed: bool) -> None:
-        """The answer is whole: keeps the connection for another call if it is ``sound`` and the provider allows it."""
+        """The answer is whole: keeps the connection for another call if it is ``sound``, the provider has read the
+        whole request, and allows it."""
         head, connection = self._head, self._connection
         assert head is not None
         self._connection = None
         self._detached()
         if connection is not None:
-            keep = sound and head.keep_alive and connection.writer.pending_bytes == 0
+            keep = sound and self._sent_whole and head.keep_alive
             connection.finished(keep=keep, rest_s=self.provider.rest_s if streamed else 0.0)
 
     def pause_source(self) -> None:

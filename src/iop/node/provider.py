@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,15 @@ from iop._fast.fields import Fields
 from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
 from iop.net.http.client import Origin, ProviderPool
 from iop.net.http.fetch import fetch
-from iop.net.http.head import HOP_BY_HOP
+from iop.net.http.head import HOP_BY_HOP, ResponseHead
 from iop.net.loop import Runtime
 from iop.node.adapters import ADAPTERS, Adapter
 from iop.node.adapters.questions import Listing, Reading, Said, well
 from iop.wire import messages as m
 
 __all__ = ["Allowance", "ConfigRejected", "Provider", "check_path"]
+
+log = logging.getLogger("iop.node.provider")
 
 LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
 # What a field block may not carry (TUN-6, TUN-9): the node frames the request and names the host itself, and a client's
@@ -41,6 +44,8 @@ _RESERVED_FIELDS = HOP_BY_HOP | {
 _PATH = re.compile(rb"/[!-~]{0,1023}")
 MAX_FIELDS = 128
 MAX_BODY_BYTES = 1 << 40
+REDIRECT_LOG_S = 10.0
+MAX_LOCATION_BYTES = 512
 STALL_MS_MAX = 86_400_000  # LIVE-1
 
 
@@ -101,7 +106,7 @@ class Provider:
     """One backend. ``retire`` lets running calls end on their own connections. ``questions`` are what a probe asks: the
     paths, from the root of the server, and how to read what comes back. ``listing`` is what the server has listed."""
 
-    __slots__ = ("_fixed_lines", "adapter", "config", "listing", "origin", "pool", "questions")
+    __slots__ = ("_fixed_lines", "_redirect_logged_at", "adapter", "config", "listing", "origin", "pool", "questions")
 
     def __init__(self, runtime: Runtime, config: m.ProviderConfig, allowance: Allowance, base_url: str) -> None:
         """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ConfigRejected."""
@@ -119,6 +124,7 @@ class Provider:
         self._fixed_lines = self.origin.host_line + credential
         self.adapter: Adapter = adapter
         self.config = config
+        self._redirect_logged_at = -REDIRECT_LOG_S
         self.listing = Listing()
         self.questions = _questions(adapter, config, self.origin.base_path)
         self.pool = ProviderPool(
@@ -174,6 +180,15 @@ class Provider:
             b"accept-encoding: identity\r\ncontent-length: %d\r\n\r\n"
         )
         return head % (self.origin.base_path, form.path, self._fixed_lines, len(body)), body
+
+    def log_redirect(self, head: ResponseHead, now: float) -> None:
+        """Say where a redirect leads, at most once in ``REDIRECT_LOG_S``: this log alone says it (TUN-9)."""
+        if now - self._redirect_logged_at < REDIRECT_LOG_S:
+            return
+        self._redirect_logged_at = now
+        location = (head.get(b"location") or b"")[:MAX_LOCATION_BYTES].decode("ascii", "backslashreplace")
+        fields = {"provider": self.config.id, "status": head.status, "location": location}
+        log.warning("provider_redirected", extra={"fields": fields})
 
     async def ask(self, method: bytes, path: bytes, body: bytes = b"", *, max_bytes: int) -> tuple[int, bytes]:
         """Status and body of one question to the server itself: ``path`` counts from its root, not from the base URL.

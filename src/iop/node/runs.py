@@ -60,7 +60,6 @@ class NormalizedRun(ProviderCall):
         "_progressed_at",
         "_reader",
         "_rule",
-        "_unsent_bytes",
     )
 
     kind = "run"
@@ -122,11 +121,12 @@ class NormalizedRun(ProviderCall):
     # ---- the answer --------------------------------------------------------------------------------------------------
 
     def response_head(self, head: ResponseHead) -> NormalizedRun:
-        self._move(BODY)
-        self._head = head
-        self._pieces = []
+        self._answered(head, has_body=True)
         self._decoder = BodyDecoder(head.framing, head.content_length)
         self._progressed_at = self._agent.now
+        if head.redirects:
+            self._redirected(head)
+            return self
         if head.status != 200:
             if head.status == 404:
                 self._agent.health.missing(self.provider, self.target)

@@ -17,7 +17,7 @@ from iop.execution.gate import Slot
 from iop.execution.usage import read_usage
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
-from iop.node.call import BODY, CONNECTING, ProviderCall
+from iop.node.call import CONNECTING, ProviderCall
 from iop.node.provider import Provider
 from iop.node.report import on_wire
 from iop.wire import codec
@@ -44,7 +44,7 @@ _UNSPECIFIED = m.EventDialect.UNSPECIFIED
 class Tunnel(ProviderCall):
     """See the module."""
 
-    __slots__ = ("_eof_seen", "_sse", "_unsent_bytes")
+    __slots__ = ("_eof_seen", "_sse")
 
     kind = "tunnel"
     stream: ProviderStream
@@ -58,7 +58,7 @@ class Tunnel(ProviderCall):
         self.stream = ProviderStream(self)
         if request.body:
             self._pieces.append(request.body)
-        self._unsent_bytes = request.body_bytes - len(request.body)  # of the body: still to come from the edge
+        self._unsent_bytes = request.body_bytes - len(request.body)
         self._eof_seen = False
         self._sse = False
 
@@ -87,9 +87,10 @@ class Tunnel(ProviderCall):
     # ---- the answer --------------------------------------------------------------------------------------------------
 
     def response_head(self, head: ResponseHead) -> ProviderStream:
-        self._move(BODY)
-        self._head = head
-        self._pieces = []
+        self._answered(head, has_body=self._request.body_bytes > 0)
+        if head.redirects:
+            self._redirected(head)
+            return self.stream
         if head.status == 404 and self._request.path in SERVED_PATHS:
             self._agent.health.missing(self.provider, self.target)
         stream = self.stream
@@ -113,7 +114,7 @@ class Tunnel(ProviderCall):
         """The answer is whole. Bytes behind it make the connection unfit for another call."""
         head, stream = self._head, self.stream
         assert head is not None
-        self._let_go(sound=extra_bytes == 0 and self._unsent_bytes == 0, streamed=self._sse)
+        self._let_go(sound=extra_bytes == 0, streamed=self._sse)
         if self._sse and head.status == 200 and not stream.finished and self._request.dialect is not _UNSPECIFIED:
             self._error = ProviderTruncated()  # of other APIs no event is known to be the last one
         self._report()

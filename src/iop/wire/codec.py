@@ -199,6 +199,8 @@ def _encode_tunnel_request(r: m.ProviderTunnelRequest) -> bytes:
         request.session_id = r.session_id
     if r.body_follows:
         request.body_follows = True
+    if r.fresh_connection:
+        request.fresh_connection = True
     own = request.SerializeToString()
     # The envelope around it by hand: through the runtime it would be a second copy of the whole request.
     size = _varint(len(shared) + len(own))
@@ -340,6 +342,7 @@ def _tunnel_request(p: Any) -> m.ProviderTunnelRequest:
         _DIALECTS.get(p.dialect, _UNSPECIFIED),
         p.first_response_timeout_ms if p.HasField("first_response_timeout_ms") else None,
         p.streaming,
+        p.fresh_connection,
     )
 
 

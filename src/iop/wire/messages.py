@@ -108,6 +108,7 @@ class ErrorCode(IntEnum):
     FORBIDDEN = 15
     NODE_DRAINING = 16
     WORKSPACE_UNSUPPORTED = 17
+    PROVIDER_REDIRECTED = 18
 
 
 class ProviderHealth(IntEnum):
@@ -318,6 +319,7 @@ class ProviderTunnelRequest(msgspec.Struct, gc=False):
     dialect: EventDialect = EventDialect.UNSPECIFIED
     first_response_timeout_ms: int | None = None
     streaming: bool = False
+    fresh_connection: bool = False
 
 
 @dataclass(slots=True)
@@ -340,6 +342,7 @@ class RunRequest:
     background: bool = False
     session_id: bytes = b""
     first_response_timeout_ms: int | None = None
+    fresh_connection: bool = False
 
 
 class RunEvent(msgspec.Struct, gc=False):

@@ -187,6 +187,12 @@ class Connection(ProviderSocket, asyncio.Protocol):
             self._transport.resume_reading()
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes of the request that the kernel has not taken yet."""
+        transport = self._transport
+        return self.writer.pending_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+
+    @property
     def written(self) -> bool:
         """Whether a byte of the present call's request has left."""
         return self.writer.handed > self._handed_before

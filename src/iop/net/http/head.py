@@ -104,6 +104,11 @@ class ResponseHead:
     framing: int
     content_length: int
 
+    @property
+    def redirects(self) -> bool:
+        """Whether it tells to ask elsewhere. 304 is no such answer."""
+        return 300 <= self.status < 400 and self.status != 304
+
     def get(self, name: bytes) -> bytes | None:
         """The first value of a field, or None."""
         return self.fields.first.get(name)

@@ -62,6 +62,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_FORBIDDEN: _ClassVar[ErrorCode]
     ERROR_CODE_NODE_DRAINING: _ClassVar[ErrorCode]
     ERROR_CODE_WORKSPACE_UNSUPPORTED: _ClassVar[ErrorCode]
+    ERROR_CODE_PROVIDER_REDIRECTED: _ClassVar[ErrorCode]
 
 class ProviderHealth(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -159,6 +160,7 @@ ERROR_CODE_UNKNOWN_PROVIDER: ErrorCode
 ERROR_CODE_FORBIDDEN: ErrorCode
 ERROR_CODE_NODE_DRAINING: ErrorCode
 ERROR_CODE_WORKSPACE_UNSUPPORTED: ErrorCode
+ERROR_CODE_PROVIDER_REDIRECTED: ErrorCode
 PROVIDER_HEALTH_UNSPECIFIED: ProviderHealth
 PROVIDER_HEALTH_AVAILABLE: ProviderHealth
 PROVIDER_HEALTH_UNAVAILABLE: ProviderHealth
@@ -428,7 +430,7 @@ class LeaseBinding(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., long: _Optional[bool] = ..., attempt: _Optional[int] = ..., credential_envelope: _Optional[bytes] = ...) -> None: ...
 
 class ProviderTunnelRequest(_message.Message):
-    __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "method", "path", "query", "header_block", "body", "body_bytes", "session_id", "body_follows", "dialect", "first_response_timeout_ms", "streaming")
+    __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "method", "path", "query", "header_block", "body", "body_bytes", "session_id", "body_follows", "dialect", "first_response_timeout_ms", "streaming", "fresh_connection")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +451,7 @@ class ProviderTunnelRequest(_message.Message):
     DIALECT_FIELD_NUMBER: _ClassVar[int]
     FIRST_RESPONSE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     STREAMING_FIELD_NUMBER: _ClassVar[int]
+    FRESH_CONNECTION_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     run_id: str
     adapter: str
@@ -469,7 +472,8 @@ class ProviderTunnelRequest(_message.Message):
     dialect: EventDialect
     first_response_timeout_ms: int
     streaming: bool
-    def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., adapter: _Optional[str] = ..., provider_id: _Optional[str] = ..., target: _Optional[str] = ..., window_bytes: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., response_stall_timeout_ms: _Optional[int] = ..., lease: _Optional[_Union[LeaseBinding, _Mapping]] = ..., method: _Optional[bytes] = ..., path: _Optional[bytes] = ..., query: _Optional[bytes] = ..., header_block: _Optional[bytes] = ..., body: _Optional[bytes] = ..., body_bytes: _Optional[int] = ..., session_id: _Optional[bytes] = ..., body_follows: _Optional[bool] = ..., dialect: _Optional[_Union[EventDialect, str]] = ..., first_response_timeout_ms: _Optional[int] = ..., streaming: _Optional[bool] = ...) -> None: ...
+    fresh_connection: bool
+    def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., adapter: _Optional[str] = ..., provider_id: _Optional[str] = ..., target: _Optional[str] = ..., window_bytes: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., response_stall_timeout_ms: _Optional[int] = ..., lease: _Optional[_Union[LeaseBinding, _Mapping]] = ..., method: _Optional[bytes] = ..., path: _Optional[bytes] = ..., query: _Optional[bytes] = ..., header_block: _Optional[bytes] = ..., body: _Optional[bytes] = ..., body_bytes: _Optional[int] = ..., session_id: _Optional[bytes] = ..., body_follows: _Optional[bool] = ..., dialect: _Optional[_Union[EventDialect, str]] = ..., first_response_timeout_ms: _Optional[int] = ..., streaming: _Optional[bool] = ..., fresh_connection: _Optional[bool] = ...) -> None: ...
 
 class ProviderTunnelBody(_message.Message):
     __slots__ = ("stream_id", "body", "last")
@@ -556,7 +560,7 @@ class ExecutionFailure(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., liveness_classification: _Optional[_Union[LivenessClassification, str]] = ..., health_observation_seq: _Optional[int] = ..., idle_ms: _Optional[int] = ..., close_confirmed: _Optional[bool] = ..., slots_held: _Optional[int] = ..., connection_reused: _Optional[bool] = ..., response_started: _Optional[bool] = ..., message: _Optional[bytes] = ..., engine_lingers: _Optional[bool] = ..., engine_busy: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "input", "input_bytes", "options", "input_follows", "background", "session_id", "first_response_timeout_ms")
+    __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "input", "input_bytes", "options", "input_follows", "background", "session_id", "first_response_timeout_ms", "fresh_connection")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -573,6 +577,7 @@ class RunRequest(_message.Message):
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_RESPONSE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_CONNECTION_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     run_id: str
     adapter: str
@@ -589,7 +594,8 @@ class RunRequest(_message.Message):
     background: bool
     session_id: bytes
     first_response_timeout_ms: int
-    def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., adapter: _Optional[str] = ..., provider_id: _Optional[str] = ..., target: _Optional[str] = ..., window_bytes: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., response_stall_timeout_ms: _Optional[int] = ..., lease: _Optional[_Union[LeaseBinding, _Mapping]] = ..., input: _Optional[bytes] = ..., input_bytes: _Optional[int] = ..., options: _Optional[bytes] = ..., input_follows: _Optional[bool] = ..., background: _Optional[bool] = ..., session_id: _Optional[bytes] = ..., first_response_timeout_ms: _Optional[int] = ...) -> None: ...
+    fresh_connection: bool
+    def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., adapter: _Optional[str] = ..., provider_id: _Optional[str] = ..., target: _Optional[str] = ..., window_bytes: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., response_stall_timeout_ms: _Optional[int] = ..., lease: _Optional[_Union[LeaseBinding, _Mapping]] = ..., input: _Optional[bytes] = ..., input_bytes: _Optional[int] = ..., options: _Optional[bytes] = ..., input_follows: _Optional[bool] = ..., background: _Optional[bool] = ..., session_id: _Optional[bytes] = ..., first_response_timeout_ms: _Optional[int] = ..., fresh_connection: _Optional[bool] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("stream_id", "seq", "kind", "text", "tool_index", "tool_call_id", "tool_name", "usage", "failure", "finish_reason", "session_id")
