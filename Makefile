@@ -12,7 +12,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
-.PHONY: run test bench lint asan asan-kernels fuzz differential sim fairness mutants chaos chaos-kill chaos-edge \
+.PHONY: run test bench lint asan asan-kernels fuzz differential sim fairness oracle mutants chaos chaos-kill chaos-edge \
 	chaos-link chaos-sigterm chaos-refresh chaos-silence docs proto wheel clean build
 .DELETE_ON_ERROR:
 
@@ -62,6 +62,12 @@ sim: build
 # Principals that compete for providers, in the pool alone; 200 of them are in make test.
 fairness: build
 	$(BIN)/python -m tests.property.test_fairness --seeds 10000
+
+# What clients receive through an edge and a node, against what they receive directly: EXCHANGES drawn ones. A thousand are
+# in make test. VISIT=n makes one again.
+EXCHANGES ?= 20000
+oracle: build
+	$(BIN)/python -m tests.oracle $(if $(VISIT),--visit $(VISIT),--exchanges $(EXCHANGES))
 
 # Plants known bugs in a copy of this tree; the simulation or a test must notice each. MUTANTS="name …" for some.
 mutants: build
