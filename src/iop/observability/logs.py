@@ -3,7 +3,8 @@
 All of them go through one :class:`Sink`. Writing is a thread's work: the caller appends a small record to a list, so
 that neither formatting nor a reader that has stopped ever holds up the event loop. The thread writes what has gathered
 after 100 ms or about 32 KiB, whichever comes first, and warnings at once; what exceeds 1 MiB unread is dropped and
-counted.
+counted. A write that fails (a full disk, a reader that has gone) costs the lines that it had, and the next ones are
+tried again; once writing succeeds, ``log_lines_dropped`` says how many lines are missing.
 
 Messages are events with plain fields: ``log.info("node_connected", extra={"fields": {"node": node_id}})``. Prompts,
 outputs, URLs and secrets are no fields (SEC-4), and an exception of foreign make is logged by its type and place only,
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -24,15 +26,25 @@ import msgspec
 
 from iop.errors import IopError
 
-__all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listening", "setup"]
+__all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listening", "milliseconds", "setup"]
 
 LogFormat = Literal["json", "console"]
 
 FLUSH_S = 0.1
 FLUSH_BYTES = 32 * 1024
 BACKLOG_BYTES = 1024 * 1024
+FULL_S = 0.5  # how long one wait for a non-blocking descriptor takes; then it is looked whether the sink was closed
 CLOSE_S = 2.0
 OUTCOME_BYTES = 400  # a usual outcome line, for the two bounds above
+
+
+#: The default of times, and what :func:`milliseconds` returns for none: a field is left out only if it is this object.
+NO_TIME_MS = 0.0
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as a field of a line: milliseconds with one decimal."""
+    return int(seconds * 10_000) / 10 or NO_TIME_MS
 
 
 class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defaults=True, gc=False):
@@ -55,8 +67,8 @@ class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defa
     provider: str = ""
     stream: bool = False
     attempts: int = 0
-    queue_ms: float = 0.0
-    first_token_ms: float = 0.0
+    queue_ms: float = NO_TIME_MS
+    first_token_ms: float = NO_TIME_MS
     bytes_in: int = 0
     bytes_out: int = 0
     input_tokens: int = 0
@@ -89,6 +101,8 @@ class Sink:
         self._some = threading.Event()  # the thread has something to do
         self._now = threading.Event()  # and should not wait for more
         self._closed = False
+        self._mid_line = False  # the last write ended within a line
+        self._told = 0  # of the dropped ones
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="iop-logs", daemon=True)
         self._thread.start()
@@ -132,8 +146,8 @@ class Sink:
                 self._records = []
                 self._some.clear()
                 self._now.clear()
-            if records and not self._write(self._render(records)):
-                return
+            if records:
+                self._write_all(records)
             with self._lock:
                 # Only now: what is being written counts against the backlog too.
                 self._bytes = sum(_size(record) for record in self._records) if self._records else 0
@@ -143,18 +157,42 @@ class Sink:
             if closed:
                 return
 
+    def _write_all(self, records: list[Record]) -> None:
+        """Write the lines, or count them as dropped."""
+        missing = self.dropped - self._told
+        if missing:
+            fields = {"lines": missing}
+            gap = Message(ts=time.time(), level="warning", logger=__name__, event="log_lines_dropped", fields=fields)
+            records = [gap, *records]
+        if self._write(self._render(records)):
+            self._told += missing
+        else:
+            with self._lock:
+                self.dropped += len(records) - bool(missing)
+
     def _write(self, data: bytes) -> bool:
-        """Whether the descriptor still works. A closed pipe ends logging, not the program."""
-        view = memoryview(data)
+        """Whether the descriptor took all of it. What was cut off in the middle of a line is ended first."""
+        view = memoryview(b"\n" + data if self._mid_line else data)
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:
+                    if not self._wait_for_room():
+                        return False
+                    continue
+                self._mid_line = bool(view)
         except OSError:
-            with self._lock:
-                self._closed = True
-                self.dropped += len(self._records)
-                self._records = []
             return False
+        return True
+
+    def _wait_for_room(self) -> bool:
+        """Wait until a non-blocking descriptor takes more. False once the sink is to be closed."""
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        while not poller.poll(FULL_S * 1000):
+            if self._closed:
+                return False
         return True
 
 

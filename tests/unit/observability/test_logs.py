@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,23 +150,90 @@ def test_a_reader_that_stopped_costs_lines_and_no_time_or_memory(reader: Reader)
     assert (taken - sink.dropped) * logs.OUTCOME_BYTES <= 2 * logs.BACKLOG_BYTES
     # The reader comes back: everything kept is delivered whole.
     lines: list[str] = []
-    drain = threading.Thread(target=lambda: lines.extend(reader.line() for _ in range(taken - sink.dropped)))
+    kept = taken - sink.dropped + 1  # and the line that says how many are missing
+    drain = threading.Thread(target=lambda: lines.extend(reader.line() for _ in range(kept)))
     drain.start()
     sink.close()
     drain.join(10)
     assert not drain.is_alive()
-    assert all(json.loads(line)["request_id"] == "req_a" for line in lines)
+    said = [json.loads(line) for line in lines]
+    assert [line["lines"] for line in said if line["event"] == "log_lines_dropped"] == [taken - kept + 1]
+    assert [line["request_id"] for line in said if line["event"] == "request"] == ["req_a"] * (kept - 1)
 
 
-def test_a_closed_reader_ends_logging_and_nothing_else() -> None:
+def test_a_reader_that_has_gone_costs_lines_and_nothing_else() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     sink = logs.Sink(write_fd, "json")
     sink.outcome(outcome())
     sink.close()
     sink.outcome(outcome())
-    assert sink.dropped >= 1
+    assert sink.dropped == 2
     os.close(write_fd)
+
+
+def lost(sink: logs.Sink, lines: int) -> None:
+    """Waits until the writing thread has given up so many lines."""
+    deadline_at = time.monotonic() + 10
+    while sink.dropped < lines:
+        assert time.monotonic() < deadline_at, f"{sink.dropped} lines instead of {lines}"
+        os.sched_yield()
+
+
+@pytest.mark.req("OBS-2")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_logging_goes_on_after_a_full_disk(tmp_path: Path, reader: Reader) -> None:
+    full, disk = os.open("/dev/full", os.O_WRONLY), os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    sink = logs.setup("json", fd=full)
+    LOG.warning("lost")
+    lost(sink, 1)
+    LOG.warning("lost, too")
+    lost(sink, 2)
+    os.dup2(disk, full)  # there is room again
+    LOG.warning("after")
+    sink.close()
+    os.close(full)
+    os.close(disk)
+    said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["event"] for line in said] == ["log_lines_dropped", "after"]
+    assert said[0]["lines"] == 2
+
+
+def test_a_line_that_was_cut_off_is_ended_before_the_next(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = logs.Sink(reader.write_fd, "console")
+    write = os.write
+    taken = iter([10])
+
+    def half(fd: int, data: memoryview) -> int:
+        size = next(taken, None)
+        if size is None:
+            raise OSError(28, "no space left on device")
+        return write(fd, data[:size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        sink.outcome(outcome())
+        lost(sink, 1)
+    sink.outcome(outcome())
+    sink.close()
+    cut, gap, whole = reader.line(), reader.line(), reader.line()
+    assert len(cut) == 11
+    assert gap.endswith("warning: log_lines_dropped lines=1\n")
+    assert whole[9:].startswith("request req_a ")
+
+
+@pytest.mark.req("OBS-2")
+def test_a_non_blocking_descriptor_that_is_full_costs_no_line(reader: Reader) -> None:
+    """Another program that shares the terminal may have made it non-blocking: EAGAIN is no fault."""
+    os.set_blocking(reader.write_fd, False)
+    sink = logs.setup("json", fd=reader.write_fd)
+    count = 1000  # more than the pipe holds
+    for index in range(count):
+        LOG.warning("line %d of many, with some text behind it so that the pipe fills up", index)
+    got = [reader.json()["event"].split()[1] for _ in range(count)]
+    sink.close()
+    assert got == [str(index) for index in range(count)]
+    assert sink.dropped == 0
 
 
 def test_close_writes_what_is_left_and_drops_what_comes_later(reader: Reader) -> None:
