@@ -142,6 +142,15 @@ def test_once_prints_the_reply_and_exits_0() -> None:
         assert "NOT a language model" in label["text"]
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors_are_no_fault(closed: str) -> None:
+    """A service manager or a script may start a program without them. A listener must not get the number 2."""
+    line = f'exec "$0" -m iop.cli.edge demo --echo --once "$1" {closed}'
+    done = subprocess.run(["sh", "-c", line, sys.executable, HELLO], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stdout.decode() == ("" if ">&- 2" in closed else f"echo: {HELLO}\n")
+
+
 # ---- with a model server on this machine --------------------------------------------------------------------------
 
 

@@ -56,7 +56,8 @@ async def ask(running: Stack) -> Answer:
 
 
 @pytest.mark.req("SUP-4", "SUP-5")
-def test_a_node_lets_a_stream_finish_and_takes_nothing_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_node_lets_a_stream_finish_and_takes_nothing_new(tmp_path: Path, number: int) -> None:
     with stack(tmp_path) as running:
         assert running.node is not None
         node = running.node
@@ -65,7 +66,7 @@ def test_a_node_lets_a_stream_finish_and_takes_nothing_new(tmp_path: Path) -> No
         async def body() -> None:
             async with running.scene() as scene:
                 client, call = await live(scene)
-                node.signal(signal.SIGTERM)
+                node.signal(number)
                 await asyncio.to_thread(running.edge.wait_event, "node_draining")
                 assert (await ask(running)).status == 503
                 await finish(client, call)

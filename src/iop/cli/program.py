@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 def main_of(parser: Parser, argv: Sequence[str] | None) -> int:
     """Runs the command that ``argv`` names and returns the exit code; every expected failure becomes a line."""
+    _open_standard_descriptors()
     arguments = parser.parse_args(argv)
     run: Command = arguments.run
     try:
@@ -98,6 +99,21 @@ def main_of(parser: Parser, argv: Sequence[str] | None) -> int:
         return Exit.FAILURE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _open_standard_descriptors() -> None:
+    """Open on /dev/null what of 0, 1 and 2 is closed. A socket or a file would get that number otherwise, and then
+    whatever is written to stderr."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.set_inheritable(fd, True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays open
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _say(line: str) -> None:

@@ -85,7 +85,10 @@ def run(main: Callable[[Runtime], Coroutine[Any, Any, int]]) -> int:
         return runner.run(body())
 
 
-def on_signals(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None]) -> None:
-    """Calls ``callback(signum)`` for SIGTERM and SIGINT."""
+def on_signals(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], *, hangup: bool = False) -> None:
+    """Calls ``callback(signum)`` for SIGTERM and SIGINT, and with ``hangup`` for SIGHUP, unless whoever started the
+    program had it ignored, as nohup does."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, callback, signum)
+    if hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, callback, signal.SIGHUP)

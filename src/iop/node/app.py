@@ -60,7 +60,7 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     )
     _watch(metrics, backends, supervisor, sink)
     metrics.store_rows.watch(lambda: {("written",): runs.written, ("dropped",): runs.dropped})
-    net_loop.on_signals(runtime.loop, lambda signum: supervisor.stop())
+    net_loop.on_signals(runtime.loop, lambda signum: supervisor.stop(), hangup=True)
     if node.tls is None and not node.edge.is_loopback:
         log.warning("link_in_the_clear")
     watch: HttpServer | None = None
