@@ -75,6 +75,9 @@ def test_a_frozen_node_is_noticed_and_its_requests_end(brisk: Stack) -> None:
                 assert answer.json["error"]["code"] == "node_disconnected"
                 closed = await asyncio.to_thread(brisk.edge.wait_event, "node_connection_closed", after=lines)
                 assert closed["reason"] == "heartbeat_timeout"
+                metrics = await scene.metrics()
+                assert 'iop_edge_node_sessions_ended_total{reason="heartbeat_timeout"}' in metrics
+                assert 'iop_edge_protocol_errors_total{reason="heartbeat_timeout"}' not in metrics, "it broke no rule"
                 assert WAIT_S - INTERVAL_S - 0.6 <= closed["ts"] - frozen_at <= WAIT_S + 1.5
             finally:
                 node_of(brisk).signal(signal.SIGCONT)

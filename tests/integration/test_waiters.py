@@ -19,7 +19,7 @@ from tests.support.faultproxy import FaultProxy
 from tests.support.http import Broken, Client, chat, post
 from tests.support.programs import Program, node_config, node_program
 from tests.support.provider import Call, chat_answer, chat_delta, chat_stream
-from tests.support.stack import TOKEN_ENV, Scene, Stack, run_of, running_stack
+from tests.support.stack import TOKEN_ENV, Scene, Stack, model, run_of, running_stack
 
 CHAT = "/v1/chat/completions"
 LOST = {"node": "n2", "provider": "z", "target": "t", "priority": 0}  # two slots, and preferred
@@ -137,3 +137,23 @@ async def test_waiters_outlive_the_loss_of_a_node(tmp_path: Path, how: str) -> N
                 line = await scene.outcome(request_id)
                 assert (line["outcome"], line["attempts"]) == ("ok", attempts)
             await scene.settled()
+
+
+@pytest.mark.req("OBS-2")
+@async_test()
+async def test_the_time_of_a_wait_is_part_of_the_whole_and_none_is_left_out(tmp_path: Path) -> None:
+    with running_stack(tmp_path, {"a": {"capacity": 1}}, [model("m", "a")]) as stack:
+        async with stack.scene() as scene:
+            served = await asked(scene, "served")
+            call = await called(scene, "served", "a")
+            waiting = await asked(scene, "waiting")
+            await scene.in_use(1, waiting=1)
+            call.respond(chat_answer("1"))
+            answer = await served.answer()
+            line = await scene.outcome(answer.get("x-request-id"))
+            assert "queue_ms" not in line, "it did not wait"
+            (await called(scene, "waiting", "a")).respond(chat_answer("2"))
+            answer = await waiting.answer()
+            line = await scene.outcome(answer.get("x-request-id"))
+            assert 0 < line["queue_ms"] <= line["first_token_ms"] <= line["duration_ms"]
+            assert int(answer.get("x-iop-queue-ms") or "") == int(line["queue_ms"])

@@ -79,8 +79,8 @@ class Dispatcher:
 
     @property
     def now(self) -> float:
-        """The loop's coarse time, at most a tick old."""
-        return self.runtime.wheel.now
+        """The loop's time, to the millisecond: what waits is measured by it."""
+        return self.runtime.loop.time()
 
     def perform(self, actions: Actions) -> None:
         """Carries out what the pool decided. One that raises, a fault of ours, keeps none of the others back: the first
@@ -142,13 +142,14 @@ class Dispatcher:
             return
         # What is overdue is due at the next tick, and a timer that is armed for that tick stays: newcomers would
         # otherwise push it off for ever.
-        due_at = max(next_at, self.now + TICK_S)
+        now = self.wheel.now
+        due_at = max(next_at, now + TICK_S)
         timer = self._queue_timer
         if timer is not None:
             if timer.callback is not None and timer.at <= due_at:
                 return
             timer.cancel()
-        self._queue_timer = self.runtime.wheel.arm(due_at - self.now, self._queue_due)
+        self._queue_timer = self.wheel.arm(due_at - now, self._queue_due)
 
     def _queue_due(self) -> None:
         self._queue_timer = None

@@ -435,7 +435,7 @@ class Dispatched(ABC):
         if lease is not None and self._leased:
             self._leased = False
             self.released = cause = cause or ReleaseCause.TERMINAL
-            actions = d.pool.release(lease, cause, d.wheel.now, lingering=lingering)
+            actions = d.pool.release(lease, cause, d.now, lingering=lingering)
         if self._recovery is not None and self._recovery.readmissions:
             self._count_recovery()
         self._over()

@@ -35,7 +35,7 @@ from iop.pool.pool import Pool
 from iop.pool.registry import Claim, LossOutcome, OwnerProbe, ProbeVerdict, ReadyOutcome
 from iop.wire import limits
 from iop.wire import messages as m
-from iop.wire.session import EdgeSession, State
+from iop.wire.session import TIMEOUTS, EdgeSession, State
 
 __all__ = ["NodeLink", "NodeServer"]
 
@@ -96,7 +96,8 @@ class NodeLink:
         self._fence(reason)
 
     def ended(self, reason: str, detail: str) -> None:
-        self.server.metrics.protocol_errors[reason].value += 1
+        if reason not in TIMEOUTS:
+            self.server.metrics.protocol_errors[reason].value += 1
         self._log(logging.WARNING, "node_connection_closed", reason=reason, detail=detail)
         self.link.abort(reason)
         self._fence(reason)
@@ -360,7 +361,8 @@ class NodeServer:
 
     @property
     def now(self) -> float:
-        return self.runtime.wheel.now
+        """The loop's time, to the millisecond: what waits is measured by it."""
+        return self.runtime.loop.time()
 
     async def start(self, host: str, port: int) -> int:
         """Binds and listens, with TLS if ``tls`` is set by now; returns the port. Raises OSError."""

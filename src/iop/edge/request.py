@@ -31,7 +31,7 @@ from iop.errors import (
     RouteNotFound,
 )
 from iop.net.http.exchange import Exchange
-from iop.observability.logs import RequestOutcome
+from iop.observability.logs import RequestOutcome, milliseconds
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -97,7 +97,7 @@ class ClientRequest(Answered):
         d, intake = self._dispatcher, self.intake
         self.group_id = group_id
         self.body_bytes = intake.received_bytes
-        now = d.wheel.now
+        now = d.now
         self._timer = d.wheel.arm(max(0.0, timeout_s - (now - self._ex.accepted_at)), self._deadline)
         self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self, weight=weight)
         d.live.add(self)
@@ -374,7 +374,7 @@ class ClientRequest(Answered):
             api,
             outcome,
             self.status,
-            int(duration_s * 10_000) / 10,
+            milliseconds(duration_s),
             self.intake.client_request_id,
             self.principal,
             self.group_id,
@@ -382,8 +382,8 @@ class ClientRequest(Answered):
             lease.provider_id if lease is not None else "",
             self._sse,
             self.attempts,
-            int(waited_s * 10_000) / 10,
-            int(first_s * 10_000) / 10,
+            milliseconds(waited_s),
+            milliseconds(first_s),
             self.body_bytes,
             stream.body_bytes if stream is not None else 0,
             tokens_in or 0,

@@ -33,7 +33,7 @@ from iop.errors import (
     UnknownProvider,
 )
 from iop.observability.events import RunStarted
-from iop.observability.logs import RequestOutcome
+from iop.observability.logs import RequestOutcome, milliseconds
 from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import limits
@@ -152,7 +152,7 @@ class EdgeRun(Dispatched):
         """Asks the pool. Raises what it refuses with."""
         d, spec = self._dispatcher, self.spec
         ticket = Ticket(self.request_id, self.principal, spec.model, len(spec.given) // 3, self)
-        lease = d.pool.submit(ticket, d.wheel.now)
+        lease = d.pool.submit(ticket, d.now)
         self.ticket = ticket
         self._begin()
         if lease is None:
@@ -363,15 +363,15 @@ class EdgeRun(Dispatched):
             api=API,
             outcome=outcome,
             status=error.status if error is not None else 200,
-            duration_ms=int(duration_s * 10_000) / 10,
+            duration_ms=milliseconds(duration_s),
             principal=self.principal,
             model=self.spec.model,
             node=self._node_id,
             provider=self._provider_id,
             stream=True,
             attempts=self.attempts,
-            queue_ms=int(waited_s * 1000),
-            first_token_ms=int(first_s * 10_000) / 10,
+            queue_ms=milliseconds(waited_s),
+            first_token_ms=milliseconds(first_s),
             bytes_in=self._input_bytes,
             bytes_out=self.body_bytes_out,
             input_tokens=(usage[0] or 0) if usage is not None else 0,

@@ -95,7 +95,7 @@ class Queue:
             principals[ticket.principal] = left
         else:
             del principals[ticket.principal]
-        ticket.waited_s += now - ticket.since_at
+        ticket.waited_s += max(0.0, now - ticket.since_at)  # a caller may read a coarser clock than the one before
 
     def validate(self) -> None:
         """Assert that the books agree with the lines."""

@@ -31,6 +31,10 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
+#: Reasons of :meth:`Handler.ended` that are clocks: the peer broke no rule, it was silent or slow.
+TIMEOUTS = frozenset({"heartbeat_timeout", "write_stalled", "register_timeout", "ready_timeout"})
+
+
 class Handler(Protocol):
     """What the owner of a session does with what it hears. Called inside ``feed`` and ``tick``; must not raise."""
 
@@ -39,7 +43,7 @@ class Handler(Protocol):
 
     def ended(self, reason: str, detail: str) -> None:
         """The connection must be closed now; called once. ``reason`` is from a closed set: a protocol error's reason,
-        ``heartbeat_timeout``, ``write_stalled``, ``register_timeout`` or ``ready_timeout``."""
+        or one of :data:`TIMEOUTS`."""
 
 
 _BOTH_READY: frozenset[type[Any]] = frozenset({m.Goodbye, m.EdgeNodeEvent})

@@ -35,7 +35,7 @@ def test_a_waiter_is_refused_in_time_while_new_ones_come_at_every_moment(start: 
     wheel = Wheel(start)
     world = PoolWorld([P], [group("g", P)], QueueLimits(timeout_s=TIMEOUT_S))
     sink: Any = SimpleNamespace(outcome=lambda record: None)
-    runtime: Any = SimpleNamespace(wheel=wheel)
+    runtime: Any = SimpleNamespace(wheel=wheel, loop=SimpleNamespace(time=lambda: wheel.now))
     dispatcher = Dispatcher(runtime, world.pool, EdgeMetrics(), sink)
     world.lease()
     waiting: list[tuple[float, Waiter]] = []

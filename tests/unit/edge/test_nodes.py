@@ -48,7 +48,11 @@ class DeafPeer:
 @pytest.mark.req("REG-5", "WIRE-7")
 def test_a_node_that_says_goodbye_and_reads_nothing_does_not_keep_its_socket() -> None:
     wheel = Wheel(1000.0)
-    runtime: Any = SimpleNamespace(wheel=wheel, hub=Hub(lambda callback: None, lambda exc: None))
+    runtime: Any = SimpleNamespace(
+        wheel=wheel,
+        hub=Hub(lambda callback: None, lambda exc: None),
+        loop=SimpleNamespace(time=lambda: wheel.now),
+    )
     world = PoolWorld([P], [group("g", P)], ready=False)
     server = NodeServer(
         runtime,
