@@ -146,8 +146,7 @@ class Sink:
                 self._records = []
                 self._some.clear()
                 self._now.clear()
-            if records:
-                self._write_all(records)
+            self._write_all(records)
             with self._lock:
                 # Only now: what is being written counts against the backlog too.
                 self._bytes = sum(_size(record) for record in self._records) if self._records else 0
@@ -164,7 +163,7 @@ class Sink:
             fields = {"lines": missing}
             gap = Message(ts=time.time(), level="warning", logger=__name__, event="log_lines_dropped", fields=fields)
             records = [gap, *records]
-        if self._write(self._render(records)):
+        if not records or self._write(self._render(records)):
             self._told += missing
         else:
             with self._lock:
