@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 from iop import __version__
 from iop._fast import frame
-from iop.edge import nodes
+from iop.net.lobby import Lobby
 from iop.pool import Granted, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
+from iop.wire.session import State
 from tests.support.aio import async_test, until
 from tests.support.nodeport import GROUP, TOKEN, NodePort
 from tests.support.rawlink import RawLink
@@ -261,21 +263,69 @@ def test_losing_a_pending_claim_only_releases_it(caplog: pytest.LogCaptureFixtur
     body()
 
 
-@pytest.mark.req("WIRE-9")
-def test_unregistered_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "MAX_UNREGISTERED", 20)
+@pytest.mark.req("WIRE-9", "WIRE-10")
+@async_test()
+async def test_unregistered_connections_are_bounded() -> None:
+    async with NodePort() as port:
+        port.server.lobby = Lobby(room=20)
+        links = [await RawLink.connect(port.address) for _ in range(30)]
+        for link in links[20:]:
+            assert await link.closed() == b""
+        assert len(port.server.links) == 20
+        await links[0].ready(TOKEN)  # makes room for one
+        fresh = await RawLink.connect(port.address)
+        assert (await fresh.register("token-n2")).accepted
+        for link in (*links, fresh):
+            await link.close()
 
-    @async_test()
-    async def body() -> None:
-        async with NodePort() as port:
-            links = [await RawLink.connect(port.address) for _ in range(30)]
-            for link in links[20:]:
-                assert await link.closed() == b""
-            assert len(port.server.links) == 20
-            await links[0].ready(TOKEN)  # makes room for one
-            fresh = await RawLink.connect(port.address)
-            assert (await fresh.register("token-n2")).accepted
-            for link in (*links, fresh):
-                await link.close()
 
-    body()
+@pytest.mark.req("WIRE-10", "REG-1")
+@async_test()
+async def test_a_silent_connection_gives_way_to_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with NodePort() as port:
+        port.server.lobby = Lobby(room=10, per_address=10)
+        silent = [await RawLink.connect(port.address) for _ in range(10)]
+        await until(lambda: len(port.server.lobby) == 10)
+        monkeypatch.setattr("iop.net.lobby.SILENT_S", 0.0)
+        node = await RawLink.connect(port.address)
+        await node.ready(TOKEN)
+        assert await silent[0].closed() == b"", "the one that came first"
+        assert len(port.server.lobby) == 9
+        for link in (*silent, node):
+            await link.close()
+
+
+@pytest.mark.req("WIRE-10")
+@async_test()
+async def test_events_without_pause_are_taken_in_turns_and_close_the_link_in_the_end() -> None:
+    async with NodePort() as port:
+        link = await RawLink.connect(port.address)
+        await link.ready(TOKEN)
+        (owner,) = port.server.owners.values()
+        mux = owner.session.mux
+        event = codec.encode(m.EdgeNodeEvent(call_closed=m.CallClosed("p", 1)))
+        link.send(event * 5000)
+        rounds = 0
+
+        def count() -> None:
+            nonlocal rounds
+            rounds += 1
+            if mux.cold_frames < 5000:
+                asyncio.get_running_loop().call_soon(count)
+
+        seen = mux.cold_frames
+        count()
+        await until(lambda: mux.cold_frames >= 5000)
+        assert rounds >= (5000 - seen) // 64
+        assert owner.session.state is State.READY, "a burst is no flood"
+        now = port.server.now
+        for second in range(1, 13):
+            link.send(event * 3000)
+            await until(lambda: mux.closed or mux.cold_frames >= 5000 + 3000 * second)  # noqa: B023
+            owner.session.tick(now + second)
+            if owner.session.state is State.CLOSED:
+                break
+        assert second in (10, 11)
+        await until(lambda: not port.server.owners)
+        assert port.server.metrics.protocol_errors["flooding"].value == 1
+        await link.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from iop.net.lobby import PER_ADDRESS
 from tests.support.aio import async_test
 from tests.support.certificates import Certificates
 from tests.support.http import Client, chat, post
@@ -269,13 +270,13 @@ def test_a_tls_node_at_a_plaintext_edge_says_so_and_tries_again(tls: str, tmp_pa
         assert "the peer speaks TLS, and this end does not" in closed["detail"]
 
 
-@pytest.mark.req("WIRE-9")
+@pytest.mark.req("WIRE-9", "WIRE-10")
 @async_test()
 async def test_connections_that_say_nothing_are_bounded_in_number(tmp_path: Path, made: Certificates) -> None:
-    """Handshakes count like connections that have not named a node yet (MAX_UNREGISTERED)."""
+    """Handshakes count like connections that have not named a node yet."""
     with edge(tmp_path, made.edge()) as running:
         address = running.address("nodes")
-        silent = [socket.create_connection(address) for _ in range(1024)]
+        silent = [socket.create_connection(address) for _ in range(PER_ADDRESS)]
         try:
             late = [socket.create_connection(address) for _ in range(8)]
             silent += late

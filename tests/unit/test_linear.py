@@ -1,7 +1,7 @@
 """What peers send costs time in proportion to its length: no expression, scanner or decoder is quadratic (API-8c).
 
 Each is timed, in CPU time, on an input of some size and on one of sixteen times that size, of the kind that would make
-it slow if it could be made slow. Linear is 16, quadratic 256. The bound lies between the two and is one of ratios, so it
+Each is timed, in CPU time, on an input of some size and on one of sixteen times that size, of a kind that would make
 holds on any machine.
 """
 

@@ -56,6 +56,10 @@ cdef class Mux(Flushable):
     cdef char* held
     cdef Py_ssize_t held_n
     cdef Py_ssize_t held_cap
+    cdef bytes backlog              # what came behind the last cold message that this round had room for, or None
+    cdef int cold_now               # cold messages of this round
+    cdef object round_over
+    cdef public object on_reading   # hears whether to read on, or None
     # sending
     cdef OutBuffer control
     cdef OutBuffer bulk
@@ -73,12 +77,14 @@ cdef class Mux(Flushable):
     cdef readonly unsigned long long bytes_in
     cdef readonly unsigned long long bytes_handed
     cdef readonly unsigned long long late_frames
+    cdef readonly unsigned long long cold_frames
     cdef readonly unsigned long long last_ack
 
     cdef char* room(self, Stream s, Py_ssize_t n) except NULL
     cdef int envelope(self, const char* p, Py_ssize_t n) except -1
     cdef int dispatch(self, Frame* f, object extra) except -1
     cdef int hold(self, const char* p, Py_ssize_t n) except -1
+    cdef int wait(self, const char* p, Py_ssize_t n) except -1
     cdef int parse(self, const char* p, Py_ssize_t n) except -1
     cdef Py_ssize_t frame_length(self, const char* p) except -1
     cdef int credit(self, Stream s, unsigned int n) except -1

@@ -32,6 +32,8 @@ class Mux(Flushable):
     data_open: bool
     heartbeat_open: bool
     max_frame_bytes: int
+    on_reading: Callable[[bool], None] | None
+    """Hears False when this round had its share of cold messages, and True when the link may be read on (WIRE-10)."""
     def __init__(
         self,
         hub: Hub,
@@ -54,6 +56,9 @@ class Mux(Flushable):
     def frames_in(self) -> int: ...
     @property
     def frames_out(self) -> int: ...
+    @property
+    def cold_frames(self) -> int:
+        """Messages that were not plain hot ones; those of open streams that credit or the end bounds are left out."""
     @property
     def bytes_in(self) -> int: ...
     @property

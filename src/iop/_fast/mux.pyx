@@ -2,7 +2,8 @@
 """One link's framing, stream table, send lanes and credit, for either end (WIRE-1, WIRE-4, WIRE-5, WIRE-6, WIRE-9).
 
 Bytes come in by ``feed`` and leave through the transport that was attached; there is no socket, loop or clock in here.
-Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``.
+Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``: 64 such cold
+messages a poll round, behind which the link is not read until the next round (WIRE-10).
 
 Sending. While the link keeps up, frames are appended to one buffer in the order they come and leave once per poll
 round. When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes
@@ -18,7 +19,7 @@ would cost as much as what they do for an event.
 """
 from collections import deque
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
@@ -38,6 +39,13 @@ cdef Py_ssize_t CONTROL_MAX = 1048576
 cdef Py_ssize_t BODY_MAX = 65536         # of one data frame
 cdef Py_ssize_t HOLD_STEP = 65536        # what is allocated at most for a frame before its bytes are there
 cdef long long CREDIT_MAX = 1 << 31
+cdef int COLD_MAX = 64                   # messages of one link a round that are not plain hot ones (WIRE-10)
+
+
+# By payload, the kinds of frames of an open stream that its end or its credit bounds, as bits: they are no flood.
+cdef unsigned int[16] _BOUNDED
+_BOUNDED[fr.P_TUNNEL_FRAME] = 1 << fr.K_BODY | 1 << fr.K_END | 1 << fr.K_ERROR
+_BOUNDED[fr.P_RUN_EVENT] = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8  # deltas and terminals
 
 
 cdef class StreamTable:
@@ -191,6 +199,7 @@ cdef class Mux(Flushable):
         self.system = Stream()
         self.ring = deque()
         self.blocked_streams = []
+        self.round_over = self.next_round
 
     def __dealloc__(self):
         free(self.held)
@@ -217,6 +226,8 @@ cdef class Mux(Flushable):
         free(self.held)
         self.held = NULL
         self.held_n = self.held_cap = 0
+        self.backlog = None
+        self.on_reading = self.round_over = None
         for s in streams:
             self.table.drop(s.stream_id)
             s.released()
@@ -295,9 +306,15 @@ cdef class Mux(Flushable):
         if self.closed:
             return
         self.bytes_in += n
+        if self.backlog is not None:
+            self.backlog += data
+            return
         self.hub.hold()
         try:
             while self.held_n and n:
+                if self.cold_now >= COLD_MAX:
+                    self.wait(p, n)
+                    return
                 if self.held_n < 4:
                     want = 4
                 else:
@@ -325,6 +342,29 @@ cdef class Mux(Flushable):
             self.fault(exc)
         finally:
             self.hub.release()
+
+    def next_round(self):
+        """The loop has been to its other sockets since a cold message came: what waited is looked at."""
+        cdef bytes data = self.backlog
+        self.cold_now = 0
+        if data is None or self.closed:
+            return
+        self.backlog = None
+        self.bytes_in -= PyBytes_GET_SIZE(data)  # they were counted when they came
+        try:
+            self.feed(data)
+        except BaseException:  # a fault of ours; the transport, which would close for it, does not see it here
+            self.fault(ProtocolError("internal", "a message could not be handled"))
+            raise
+        if self.backlog is None and self.on_reading is not None:
+            self.on_reading(True)
+
+    cdef int wait(self, const char* p, Py_ssize_t n) except -1:
+        """The rest waits for the next round."""
+        self.backlog = PyBytes_FromStringAndSize(p, n)
+        if self.on_reading is not None:
+            self.on_reading(False)
+        return 0
 
     def fault(self, exc):
         """The peer broke the contract, or the link is beyond its bounds."""
@@ -363,6 +403,8 @@ cdef class Mux(Flushable):
         """Whole frames in p[:n], then the rest is held. Bound: `length` is checked against what is left."""
         cdef Py_ssize_t length
         while n >= 4:
+            if self.cold_now >= COLD_MAX:
+                return self.wait(p, n)
             length = self.frame_length(p)
             if n - 4 < length:
                 break
@@ -380,6 +422,10 @@ cdef class Mux(Flushable):
         if fr.decode_plain(<const unsigned char*>p, n, &f):
             self.frames_in += 1
             return self.dispatch(&f, None)
+        self.cold_frames += 1
+        self.cold_now += 1
+        if self.cold_now == 1:
+            self.hub.call_soon(self.round_over)
         self.on_message(PyBytes_FromStringAndSize(p, n))
         self.frames_in += 1  # counted once it proved valid: the heartbeat looks at this
         return 0
@@ -441,6 +487,8 @@ cdef class Mux(Flushable):
         f.has_usage = usage is not None
         if usage is not None:
             fr.tokens_from(usage, &f.usage)
+        if payload < 16 and kind < 32 and self.table.get(stream_id) != NULL and _BOUNDED[payload] >> kind & 1:
+            self.cold_frames -= 1
         self.dispatch(&f, extra)
 
     # ---- sending ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from iop.edge.recovery import Limits
 from iop.edge.trace import Trace
 from iop.errors import ShuttingDown
+from iop.execution import POSSIBLE_TOKENS, possible
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S, Timer
 from iop.observability.events import EventBus, RunEnded, RunStarted
@@ -25,11 +26,14 @@ from iop.pool.pool import Pool
 from iop.wire import limits
 
 if TYPE_CHECKING:
+    from iop._fast.relay import Tokens
     from iop.edge.nodes import NodeServer
     from iop.edge.request import ClientRequest
     from iop.edge.runs import EdgeRun
 
 __all__ = ["Dispatcher", "ProviderSettings"]
+
+_MOST = POSSIBLE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,17 @@ class Dispatcher:
     def now(self) -> float:
         """The loop's time, to the millisecond: what waits is measured by it."""
         return self.runtime.loop.time()
+
+    def possible(self, usage: Tokens | None) -> Tokens | None:
+        """What a node reported, without counts that cannot be: these are dropped, and counted (WIRE-10)."""
+        if usage is None:
+            return None
+        a, b, c, d = usage
+        if (a or 0) <= _MOST and (b or 0) <= _MOST and (c or 0) <= _MOST and (d or 0) <= _MOST:
+            return usage
+        kept = possible(usage)
+        self.metrics.tokens_dropped.add(sum(a != b for a, b in zip(usage, kept, strict=True)))
+        return kept
 
     def perform(self, actions: Actions) -> None:
         """Carries out what the pool decided. One that raises, a fault of ours, keeps none of the others back: the first

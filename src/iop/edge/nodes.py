@@ -3,6 +3,8 @@
 A connection walks ``NodeLink``: register → (probe the present owner) → accepted → ready. Who owns a node is the pool's
 registry's to say; here its verdicts are carried out. A link that ends is fenced first, then the pool hears of it, so
 that nothing of a dead generation is ever acted on.
+
+The file is long because a connection's life and the table of all connections act on each other at every step.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from iop.edge.refresh import ConfigState
 from iop.edge.traffic import Traffic
 from iop.errors import InvalidArgument, NodeDisconnected
 from iop.net.link import Link
+from iop.net.lobby import Lobby
 from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.observability.events import EVENTS, EventBus, NodeChanged
@@ -45,7 +48,6 @@ READY = State.READY  # by its bare name: looking it up on its Enum class takes f
 
 PROBE_TICK_S = 0.1
 TICK_S = 0.5
-MAX_UNREGISTERED = 1024  # connections that have not named a node yet
 LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
 
 
@@ -69,6 +71,7 @@ class NodeLink:
         self.held: dict[str, int] = {}
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, self._units_of, turn=len(server.links))
+        self._guest: tuple[Any, ...] = (f"?{id(self)}", 0)  # what the lobby knows it by: the peer's address and port
         self.fenced = False  # it counts for nothing any more
         self._fenced_at = 0.0
 
@@ -83,8 +86,15 @@ class NodeLink:
     # ---- link and session --------------------------------------------------------------------------------------------
 
     def link_made(self, link: Link) -> None:
-        self.server.links.add(self)
-        if len(self.server.links) - len(self.server.owners) > MAX_UNREGISTERED:
+        server = self.server
+        server.links.add(self)
+        name = link.transport.get_extra_info("peername") if link.transport is not None else None
+        if isinstance(name, tuple):
+            self._guest = name[:2]
+        mux, now = self.session.mux, server.runtime.loop.time()
+        if not server.lobby.enter(
+            self._guest, str(self._guest[0]), now, lambda: mux.bytes_in > 0, lambda: link.abort("silent")
+        ):
             link.abort("too_many_connections")
             return
         self.certified, fault = certified_node(link.transport, self.server.tls)
@@ -93,6 +103,7 @@ class NodeLink:
 
     def link_lost(self, link: Link, reason: str) -> None:
         self.server.links.discard(self)
+        self.server.lobby.leave(self._guest)
         self._fence(reason)
 
     def ended(self, reason: str, detail: str) -> None:
@@ -164,6 +175,7 @@ class NodeLink:
                     m.RejectReason.CONFIG_BUILD_FAILED, "the node's configuration is too large for one message"
                 )
             self.generation = answer.generation
+            server.lobby.leave(self._guest)
             self.config.sent = payload.revision
             server.owners[self.node_id] = self
             return None
@@ -350,6 +362,7 @@ class NodeServer:
         self.refusals: dict[str, dict[str, Any]] = {}
         self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
+        self.lobby = Lobby()
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
         self.handshakes = HandshakeFailures(runtime, "nodes")
@@ -372,10 +385,11 @@ class NodeServer:
             host,
             port,
             served=lambda: self.tls,
-            room=lambda arriving: len(self.links) - len(self.owners) + arriving < MAX_UNREGISTERED,
+            room=lambda arriving: True,  # the lobby's to say
             handshake_s=lambda: self.timing.register_s,
             plain_answer=speaks_tls,
             failures=self.handshakes,
+            lobby=self.lobby,
         )
         return port
 

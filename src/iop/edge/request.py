@@ -225,7 +225,7 @@ class ClientRequest(Answered):
 
     def on_terminal(self, kind: int, usage: Tokens | None, failure: Any) -> None:
         """The node's last word on this attempt."""
-        self._usage = usage
+        self._usage = self._dispatcher.possible(usage)
         if kind == _END:
             self._completed()
         else:

@@ -259,7 +259,7 @@ class EdgeRun(Dispatched):
         elif self.state is SENT:
             self._shown(len(event.text))
         if kind == m.RunEventKind.USAGE:
-            self._usage = event.usage
+            self._usage = event.usage = self._dispatcher.possible(event.usage)
         self.body_bytes_out += len(event.text)
         if not self._ended:
             self._listener.run_event(event)

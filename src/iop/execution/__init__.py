@@ -16,9 +16,10 @@ from iop.execution.failure import (
 )
 from iop.execution.gate import CapacityGate, Slot
 from iop.execution.terminal import RunState, TerminalRule
-from iop.execution.usage import Usage, read_usage
+from iop.execution.usage import POSSIBLE_TOKENS, Usage, possible, read_usage
 
 __all__ = [
+    "POSSIBLE_TOKENS",
     "Activity",
     "CapacityGate",
     "ExecutionFailure",
@@ -34,6 +35,7 @@ __all__ = [
     "capacity_exceeded",
     "failure_of",
     "normalise_evidence",
+    "possible",
     "read_usage",
     "stalled",
 ]

@@ -6,9 +6,22 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Usage", "read_usage"]
+__all__ = ["POSSIBLE_TOKENS", "Usage", "possible", "read_usage"]
 
 _MAX_TOKENS = 2**63 - 1
+
+
+#: More than any model takes or gives in one request: a count above it is a fault of whoever reports it (WIRE-10).
+POSSIBLE_TOKENS = 10_000_000
+
+
+Counts = tuple[int | None, int | None, int | None, int | None]
+
+
+def possible(counts: Counts) -> Counts:
+    """The counts without those that cannot be, which become None."""
+    a, b, c, d = (None if count is not None and count > POSSIBLE_TOKENS else count for count in counts)
+    return a, b, c, d
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

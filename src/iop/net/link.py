@@ -56,7 +56,16 @@ class Link(asyncio.Protocol):
         transport.set_write_buffer_limits(high=high, low=high // 4)
         tune(transport, notsent_lowat_bytes=limits.NOTSENT_LOWAT_BYTES)
         self.session.mux.attach(transport)
+        self.session.mux.on_reading = self._read_on
         self._owner.link_made(self)
+
+    def _read_on(self, on: bool) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            if on:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
 
     def eof_received(self) -> None:
         return None  # closes the transport: neither end half-closes

@@ -17,8 +17,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from iop.credentials.contexts import Served
+from iop.net.lobby import Lobby
 from iop.net.loop import LISTEN_BACKLOG, Runtime
 
 __all__ = ["REASONS", "SHUTDOWN_S", "HandshakeFailures", "TlsListener", "certificate_of", "chain_shown", "listen"]
@@ -62,12 +64,31 @@ class HandshakeFailures:
         log.warning("tls_handshake_failed", extra={"fields": fields})
 
 
+class _Arrival:
+    """A connection in its handshake."""
+
+    __slots__ = ("handed_over", "key", "spoke", "task")
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key  # the peer's address and port
+        self.spoke = self.handed_over = False
+        self.task: asyncio.Task[None] | None = None
+
+    def heard(self) -> bool:
+        return self.spoke
+
+    def dismiss(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
 class TlsListener:
     """Listens on all addresses of a host and makes protocols of ``factory`` behind TLS.
 
     ``context`` is asked for each connection, ``room`` whether one more may begin beside those that are in their
     handshake (their number is its argument), ``handshake_s`` bounds each from its acceptance on, ``shutdown_s`` how
-    long the peer has for the rest once a connection is being closed.
+    long the peer has for the rest once a connection is being closed. With a ``lobby`` each is a guest there from its
+    acceptance on; the protocol that it is handed to sees to it that it leaves.
     """
 
     def __init__(
@@ -81,7 +102,9 @@ class TlsListener:
         plain_answer: Callable[[], bytes],
         failures: HandshakeFailures,
         shutdown_s: Callable[[], float],
+        lobby: Lobby | None = None,
     ) -> None:
+        self._lobby = lobby
         self._runtime = runtime
         self._factory = factory
         self._context = context
@@ -160,17 +183,26 @@ class TlsListener:
                 sock.close()
                 continue
             sock.setblocking(False)
-            task = self._runtime.loop.create_task(self._arrive(sock, str(address[0])))
+            arrival = _Arrival(address[:2])
+            if self._lobby is not None and not self._lobby.enter(
+                arrival.key, str(address[0]), self._runtime.loop.time(), arrival.heard, arrival.dismiss
+            ):
+                self.refused += 1
+                sock.close()
+                continue
+            arrival.task = task = self._runtime.loop.create_task(self._arrive(sock, arrival))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
-    async def _arrive(self, sock: socket.socket, peer: str) -> None:
+    async def _arrive(self, sock: socket.socket, arrival: _Arrival) -> None:
         """One connection until it is handed over or dropped."""
         limit_s = self._handshake_s()
+        peer = str(arrival.key[0])
         kept = False
         try:
             async with asyncio.timeout(limit_s):
                 first = await self._first_byte(sock)
+                arrival.spoke = first is not None
                 if first == HANDSHAKE_RECORD:
                     kept = True  # the transport's from here on, which closes it in any case
                     await self._runtime.loop.connect_accepted_socket(
@@ -180,6 +212,7 @@ class TlsListener:
                         ssl_handshake_timeout=limit_s + 1,
                         ssl_shutdown_timeout=self._shutdown_s(),
                     )
+                    arrival.handed_over = True
                 elif first is not None:
                     self._failures.note("plaintext", "the peer does not speak TLS", peer)
                     _say(sock, self._plain_answer())
@@ -194,6 +227,8 @@ class TlsListener:
         finally:
             if not kept:
                 sock.close()
+            if self._lobby is not None and not arrival.handed_over:
+                self._lobby.leave(arrival.key)
 
     async def _first_byte(self, sock: socket.socket) -> int | None:
         """What the peer says first, which stays in the socket; None if it says nothing and leaves."""
@@ -237,6 +272,7 @@ async def listen(
     plain_answer: Callable[[], bytes],
     failures: HandshakeFailures,
     shutdown_s: Callable[[], float] = lambda: SHUTDOWN_S,
+    lobby: Lobby | None = None,
 ) -> tuple[asyncio.Server | TlsListener, int]:
     """A listener on ``host`` and ``port``, with TLS if ``served`` says so now, and the port that it has. Whether there
     is TLS stays as it is; which certificate is shown is asked anew. Raises OSError."""
@@ -258,6 +294,7 @@ async def listen(
         plain_answer=plain_answer,
         failures=failures,
         shutdown_s=shutdown_s,
+        lobby=lobby,
     )
     return listener, await listener.start(host, port)
 

@@ -300,6 +300,7 @@ class EdgeMetrics(Metrics):
         self.ignored_returns = self._watched("lease_returns_ignored", "Second returns of a lease.")
         self.readmissions = self._counter("readmissions", "Requests put back to their old place.", cause=_OPEN)
         self.tokens = self._counter("tokens", "Tokens that providers reported.", kind=TOKEN_KINDS)
+        self.tokens_dropped = self._counter("tokens_dropped", "Token counts that cannot be, dropped.")
         self.keys = self._gauge("keys", "Good keys of clients.")
         self.keys_refused = self._gauge("keys_last_reload_refused", "1 if the keys file is refused as it is.")
         self.key_refusals = self._counter(

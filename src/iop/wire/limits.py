@@ -18,6 +18,9 @@ SMALL_WINDOW_BYTES = 32 * 1024  # while the edge holds more than max_buffered_by
 LINK_SEND_HIGH_BYTES = 128 * 1024  # unsent bytes at which a link counts as congested
 NOTSENT_LOWAT_BYTES = 64 * 1024
 
+COLD_RATE = 2000  # cold messages a second of one link, on average over a second; above it for
+COLD_S = 10.0  # seconds, the link is flooding (WIRE-10)
+
 MAX_TOKEN_CHARS = 4096
 MAX_NAME_CHARS = 512  # ids, adapter and target names
 MAX_MESSAGE_BYTES = 4096  # error texts

@@ -204,7 +204,23 @@ class EdgeSession(Session):
             max_frame_bytes=max_frame_bytes, timing=timing, now=now,
         )  # fmt: skip
         self.request_window_bytes = limits.STREAM_WINDOW_BYTES
+        self._cold_seen = 0
+        self._cold_at = now  # when it was last looked at
+        self._flooding_s = 0.0
         self._arm(now + timing.register_s, "register_timeout")
+
+    def tick(self, now: float) -> None:
+        """As :meth:`Session.tick`; a node that sends more than anybody has to say is parted with (WIRE-10)."""
+        super().tick(now)
+        passed_s = now - self._cold_at
+        if passed_s < 1.0 or self.state is State.CLOSED:
+            return
+        cold = self.mux.cold_frames
+        over = cold - self._cold_seen > limits.COLD_RATE * passed_s
+        self._flooding_s = self._flooding_s + passed_s if over else 0.0
+        self._cold_seen, self._cold_at = cold, now
+        if self._flooding_s >= limits.COLD_S:
+            self._end("flooding", f"more than {limits.COLD_RATE} messages a second for {limits.COLD_S:g} s")
 
     def _accepts(self, message: m.Message) -> None:
         if isinstance(message, m.RegisterRequest):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +55,22 @@ def test_a_waiter_is_refused_in_time_while_new_ones_come_at_every_moment(start: 
             world.wait(owner=waiter)
             dispatcher.watch_queue()
     assert refused > 50
+
+
+@pytest.mark.req("WIRE-10", "EXEC-5")
+def test_counts_that_cannot_be_are_dropped_and_counted() -> None:
+    metrics, sink = EdgeMetrics(), SimpleNamespace(outcome=lambda record: None)
+    runtime: Any = SimpleNamespace(wheel=Wheel(1000.0))
+    dispatcher = Dispatcher(runtime, PoolWorld([P], [group("g", P)]).pool, metrics, cast("Any", sink))
+    most = 10_000_000
+    for told, kept in (
+        (None, None),
+        ((1, None, most, 0), (1, None, most, 0)),
+        ((most + 1, 7, None, None), (None, 7, None, None)),
+        ((2**64 - 1, 2**64 - 1, 2**63, 3), (None, None, None, 3)),
+    ):
+        assert dispatcher.possible(told) == kept
+    assert [count for _, count in metrics.tokens_dropped.read()] == [4]
 
 
 @pytest.mark.req("POOL-4")

@@ -236,3 +236,69 @@ def test_a_handler_may_close_in_the_middle_of_a_segment() -> None:
         mux.feed(bytes([byte]))
     assert mux.frames_in == 1
     assert not end.faults
+
+
+# ---- cold messages (WIRE-10) ----------------------------------------------------------------------------------------
+
+COLD = framed(b"\x7a\x02\x0a\x00")  # EdgeNodeEvent{draining{}}
+
+
+@pytest.mark.req("WIRE-10")
+@pytest.mark.parametrize("step", [7, 1 << 20])
+def test_a_round_has_room_for_64_cold_messages_and_the_rest_waits_in_order(step: int) -> None:
+    end = End(edge=True)
+    reading: list[bool] = []
+    end.mux.on_reading = reading.append
+    data = b"".join(COLD + frame.encode_heartbeat(number) for number in range(1, 201))
+    for at in range(0, len(data), step):
+        end.mux.feed(data[at : at + step])
+    assert (len(end.messages), reading) == (64, [False])
+    assert end.mux.bytes_in == len(data)
+    rounds = 0
+    while reading[-1] is False:
+        end.round()
+        rounds += 1
+        assert len(end.messages) <= 64 * (rounds + 1)
+    assert (len(end.messages), rounds, end.mux.cold_frames) == (200, 3, 200)
+    end.round()
+    acks = [f["seq"] for f in end.sent() if isinstance(f, dict)]
+    assert acks == list(range(1, 201)), "what came between is handled between"
+    assert (end.mux.frames_in, end.mux.bytes_in, end.faults) == (400, len(data), [])
+
+
+@pytest.mark.req("WIRE-10")
+def test_each_round_has_its_own_share() -> None:
+    end = End(edge=True)
+    end.mux.on_reading = lambda on: pytest.fail("the link is read on")
+    for _ in range(10):
+        end.mux.feed(COLD * 63)
+        end.round()
+    assert len(end.messages) == 630
+
+
+@pytest.mark.req("WIRE-10", "WIRE-2")
+def test_a_fault_behind_the_share_closes_the_link_when_its_turn_comes() -> None:
+    end = End(edge=True)
+    end.mux.feed(COLD * 70 + b"\0\0\0\0" + COLD)
+    assert end.faults == []
+    end.round()
+    assert (end.reason, len(end.messages)) == ("frame_length", 70)
+    other = End(edge=True)
+    other.mux.feed(COLD * 70)
+    other.mux.close()
+    other.round()
+    assert len(other.messages) == 64
+
+
+@pytest.mark.req("WIRE-10")
+def test_what_an_open_stream_bounds_is_no_flood() -> None:
+    end = End(edge=True)
+    recorder = Recorder(end)
+    stream_id = recorder.stream.stream_id
+    end.mux.deliver(frame.TUNNEL_FRAME, stream_id, seq=0, kind=1, status=200)
+    end.mux.feed(COLD)
+    assert end.mux.cold_frames == 1
+    end.mux.deliver(frame.TUNNEL_FRAME, stream_id, seq=1, kind=3)
+    assert end.mux.cold_frames == 1, "nothing bounds how often usage is told"
+    end.mux.deliver(frame.TUNNEL_FRAME, stream_id, seq=2, kind=2, body=b"x")
+    assert end.mux.cold_frames == 0, "counted when it came, and taken back"
