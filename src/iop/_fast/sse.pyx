@@ -614,16 +614,20 @@ cdef class EventSplitter:
 
     cdef void _count_choices(self) noexcept:
         """Without [DONE] a chat stream is complete once every choice that was seen has finished (API-8b)."""
-        cdef int i
-        cdef bint open_ones = False, ended = False
-        for i in range(2):
-            if self.facts & IS_OBJECT:  # else the event is malformed
-                self.choices[i] |= self.event_choices[i]
-                self.ends[i] |= self.event_ends[i]
-            self.event_choices[i] = self.event_ends[i] = 0
-            open_ones |= self.choices[i] & ~self.ends[i] != 0
-            ended |= self.ends[i] != 0
-        self.finished = self.over or (ended and not open_ones)
+        cdef unsigned long long* now = self.event_choices
+        cdef unsigned long long* ended = self.event_ends
+        # Most events say nothing new of them.
+        if now[0] & ~self.choices[0] | now[1] & ~self.choices[1] | ended[0] | ended[1] and self.facts & IS_OBJECT:
+            self.choices[0] |= now[0]
+            self.choices[1] |= now[1]
+            self.ends[0] |= ended[0]
+            self.ends[1] |= ended[1]
+            self.finished = (
+                self.ends[0] | self.ends[1] != 0
+                and self.choices[0] & ~self.ends[0] | self.choices[1] & ~self.ends[1] == 0)
+        now[0] = now[1] = ended[0] = ended[1] = 0
+        if self.over:
+            self.finished = True
 
     cdef int _classify(self) noexcept:
         cdef unsigned int facts

@@ -48,7 +48,7 @@ REFUSED_BODIES = 2
 REFUSED_BODY_S = 30.0
 REFUSED_HEAD_BYTES = 65536
 LINGER_S = 5.0  # for the client to close, once it was told that there is no more
-TLS_LINGER_S = 1.0  # behind a refused head, from the last byte on: there is no half-close in TLS here
+TLS_LINGER_S = 1.0  # behind a refused head, from the last byte on, up to LINGER_S: there is no half-close in TLS here
 BODY_FLOOR_BYTES_PER_S = 8192
 WINDOW_PARTS = 8  # in which the window of the body's clock moves on
 WRITE_HIGH_BYTES = 65536
@@ -416,6 +416,7 @@ class HttpConnection(asyncio.Protocol):
             # What the client still sends is read and dropped for a while: closing with unread bytes would reset the
             # connection, and with it take the answer that is on its way.
             self._discarded = 0
+            self._discard_until = 0.0
             self._waiting.clear()
             if not self._reading:
                 self._reading = True
@@ -425,6 +426,7 @@ class HttpConnection(asyncio.Protocol):
                 transport.write_eof()  # behind what the transport holds
                 self._set_deadline(LINGER_S)
             elif refused:
+                self._discard_until = self.server.runtime.wheel.now + LINGER_S
                 self._set_deadline(TLS_LINGER_S)
             else:
                 self._part()
@@ -445,8 +447,8 @@ class HttpConnection(asyncio.Protocol):
         self._discarded += count
         if self._discarded > REFUSED_HEAD_BYTES:
             transport.abort()
-        elif not transport.can_write_eof():
-            self._set_deadline(TLS_LINGER_S)
+        elif self._discard_until:
+            self._set_deadline(min(TLS_LINGER_S, self._discard_until - self.server.runtime.wheel.now))
 
     def _client_gone(self) -> None:
         """The client has closed: there is nobody to whom the rest could be sent."""
