@@ -39,7 +39,11 @@ QUICK, SLOWLY = 24, 56  # faulty providers: of faults that show at once, and of 
 STALL_MS = 800
 DEADLINE_MS = 1500
 KEEPALIVE_S = 0.3
-COMMENTS = (b": keepalive\n\n", b'event: ping\ndata: {"type": "ping"}\n\n')
+COMMENTS = (
+    *(b": keepalive %b\n\n" % reason for reason in (b"queued", b"prefilling", b"recovering")),
+    b": keepalive\n\n",
+    b'event: ping\ndata: {"type": "ping"}\n\n',
+)
 
 
 def _stack(folder: Any, keepalive_s: float) -> Iterator[Stack]:

@@ -15,7 +15,9 @@ from tests.support.provider import DONE, SSE_HEADERS, chat_delta, chat_event
 from tests.support.stack import Scene, Stack, model, running_stack
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-COMMENT = b": keepalive\n\n"
+COMMENT = b": keepalive\n\n"  # between the events of an answer
+QUEUED, PREFILL = b": keepalive queued\n\n", b": keepalive prefilling\n\n"
+RECOVERING = b": keepalive recovering\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 ROLE = chat_event({"role": "assistant", "content": ""})
 GOOD = [chat_delta("whole"), chat_event({}, "stop"), DONE]
@@ -51,14 +53,18 @@ async def waiting(scene: Scene, path: str, name: str, sign: bytes, **more: Any) 
 
 async def rest(client: Client, sign: bytes) -> tuple[bytes, bool]:
     """What else comes, signs of life taken out, and whether the end was clean."""
+    clean = True
     try:
-        return (await client.body()).replace(sign, b""), True
+        body = await client.body()
     except Broken as exc:
-        return exc.body.replace(sign, b""), False
+        body, clean = exc.body, False
+    for each in (sign, QUEUED, PREFILL, RECOVERING):
+        body = body.replace(each, b"")
+    return body, clean
 
 
 @pytest.mark.req("API-7b")
-@pytest.mark.parametrize(("path", "sign"), [(CHAT, COMMENT), (RESPONSES, COMMENT), (MESSAGES, PING)])
+@pytest.mark.parametrize(("path", "sign"), [(CHAT, PREFILL), (RESPONSES, PREFILL), (MESSAGES, PING)])
 @async_test()
 async def test_a_silent_prefill_is_bridged_and_the_stream_follows_whole(beating: Stack, path: str, sign: bytes) -> None:
     async with beating.scene() as scene:
@@ -75,29 +81,33 @@ async def test_a_request_that_waits_in_the_queue_hears_of_it(beating: Stack) -> 
     async with beating.scene() as scene:
         await scene.send(post(CHAT, chat("one")))
         holder = await scene.provider.call()
-        client, _ = await waiting(scene, CHAT, "one", COMMENT)
+        client, _ = await waiting(scene, CHAT, "one", QUEUED)
         await scene.in_use(1, waiting=1)
         holder.respond(b"{}")
         (await scene.provider.call()).stream(*GOOD)
-        assert await rest(client, COMMENT) == (b"".join(GOOD), True)
+        assert await rest(client, QUEUED) == (b"".join(GOOD), True)
 
 
 @pytest.mark.req("API-7b", "API-8")
 @async_test()
 async def test_it_is_no_commit_so_another_provider_may_answer(beating: Stack) -> None:
     async with beating.scene() as scene:
-        client, _ = await waiting(scene, CHAT, "cd", COMMENT)
+        client, _ = await waiting(scene, CHAT, "cd", PREFILL)
         first = await scene.provider.call()
         first.start_stream()
         first.event(ROLE)
         first.reset()
-        (await scene.provider.call()).stream(ROLE, *GOOD)
-        assert await rest(client, COMMENT) == (ROLE + b"".join(GOOD), True)
+        second = await scene.provider.call()
+        while (sign := await client.piece()) == PREFILL:
+            pass
+        assert sign == RECOVERING
+        second.stream(ROLE, *GOOD)
+        assert await rest(client, RECOVERING) == (ROLE + b"".join(GOOD), True)
 
 
 @pytest.mark.req("API-7b")
 @pytest.mark.parametrize("early", [[], [ROLE]], ids=["head", "head and preamble"])
-@pytest.mark.parametrize(("path", "sign"), [(CHAT, COMMENT), (RESPONSES, COMMENT), (MESSAGES, PING)])
+@pytest.mark.parametrize(("path", "sign"), [(CHAT, PREFILL), (RESPONSES, PREFILL), (MESSAGES, PING)])
 @async_test()
 async def test_a_head_that_came_before_the_prefill_is_not_written_behind_keepalives(
     beating: Stack, path: str, sign: bytes, early: list[bytes]
@@ -130,9 +140,9 @@ async def test_a_head_of_another_kind_that_came_before_its_body_becomes_an_event
         call = await scene.provider.call()
         call.start(400, framing=b"Content-Length: %d\r\n" % len(THEIRS))
         assert (await client.head()).status == 200
-        assert await client.piece() == COMMENT
+        assert await client.piece() == PREFILL
         call.send(THEIRS)
-        body, clean = await rest(client, COMMENT)
+        body, clean = await rest(client, PREFILL)
         assert not clean
         assert error_in(CHAT, body) == json.loads(THEIRS)["error"]
 
@@ -164,7 +174,7 @@ def error_in(path: str, body: bytes) -> Any:
 
 
 @pytest.mark.req("API-7b", "API-8b")
-@pytest.mark.parametrize(("path", "sign"), [(CHAT, COMMENT), (RESPONSES, COMMENT), (MESSAGES, PING)])
+@pytest.mark.parametrize(("path", "sign"), [(CHAT, PREFILL), (RESPONSES, PREFILL), (MESSAGES, PING)])
 @pytest.mark.parametrize("status", [400, 429, 500])
 @async_test()
 async def test_a_providers_error_becomes_an_event_with_its_own_object(
@@ -191,7 +201,7 @@ async def test_a_providers_error_becomes_an_event_with_its_own_object(
 @async_test()
 async def test_an_answer_that_is_no_stream_becomes_an_error_event(beating: Stack, answer: str) -> None:
     async with beating.scene() as scene:
-        client, _ = await waiting(scene, CHAT, "one", COMMENT)
+        client, _ = await waiting(scene, CHAT, "one", PREFILL)
         call = await scene.provider.call()
         if answer == "json":
             call.respond(b'{"id": "whole", "choices": []}')
@@ -203,7 +213,7 @@ async def test_an_answer_that_is_no_stream_becomes_an_error_event(beating: Stack
             call.start_stream([*SSE_HEADERS, (b"Content-Encoding", b"gzip")])
             call.event(b"\x1f\x8b\x08")
             call.end_stream()
-        body, clean = await rest(client, COMMENT)
+        body, clean = await rest(client, PREFILL)
         assert not clean
         assert error_in(CHAT, body)["code"] == "provider_protocol_error"
         await scene.in_use(0)
@@ -213,9 +223,9 @@ async def test_an_answer_that_is_no_stream_becomes_an_error_event(beating: Stack
 @async_test()
 async def test_an_event_stream_that_refuses_without_a_word_does_not_look_like_a_whole_answer(beating: Stack) -> None:
     async with beating.scene() as scene:
-        client, _ = await waiting(scene, CHAT, "one", COMMENT)
+        client, _ = await waiting(scene, CHAT, "one", PREFILL)
         (await scene.provider.call()).respond(b"", 503, SSE_HEADERS)
-        body, clean = await rest(client, COMMENT)
+        body, clean = await rest(client, PREFILL)
         assert not clean
         assert b"answered with status 503 instead of an event stream" in body
 
@@ -224,9 +234,9 @@ async def test_an_event_stream_that_refuses_without_a_word_does_not_look_like_a_
 @async_test()
 async def test_an_error_of_the_edges_own_becomes_an_event(beating: Stack) -> None:
     async with beating.scene() as scene:
-        client, _ = await waiting(scene, CHAT, "fragile", COMMENT)
+        client, _ = await waiting(scene, CHAT, "fragile", PREFILL)
         (await scene.provider.call()).reset()
-        body, clean = await rest(client, COMMENT)
+        body, clean = await rest(client, PREFILL)
         assert not clean
         assert error_in(CHAT, body)["code"] == "provider_connection_lost"
 
@@ -235,7 +245,7 @@ async def test_an_error_of_the_edges_own_becomes_an_event(beating: Stack) -> Non
 @async_test()
 async def test_who_leaves_meanwhile_is_noticed(beating: Stack) -> None:
     async with beating.scene() as scene:
-        client, _ = await waiting(scene, CHAT, "one", COMMENT)
+        client, _ = await waiting(scene, CHAT, "one", PREFILL)
         call = await scene.provider.call()
         await client.close()
         await call.gone.wait()
@@ -290,6 +300,6 @@ async def test_an_old_client_gets_it_without_chunks(beating: Stack) -> None:
         client = await scene.send(request)
         head = await client.head()
         assert (head.get("transfer-encoding"), head.get("connection")) == (None, "close")
-        assert (await client.piece()).startswith(COMMENT)
+        assert (await client.piece()).startswith(PREFILL)
         (await scene.provider.call()).stream(*GOOD)
-        assert await rest(client, COMMENT) == (b"".join(GOOD), True)
+        assert await rest(client, PREFILL) == (b"".join(GOOD), True)

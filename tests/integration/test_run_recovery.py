@@ -128,8 +128,8 @@ async def test_the_trace_tells_both_attempts(spare: Stack) -> None:
         (await scene.provider.call()).respond(BUSY, 503)
         (await scene.provider.call()).stream(*GOOD)
         page = await trace(scene, (await events(client))[0]["run_id"])
-        assert steps(page) == ["failed", "recovery", "sent", "committed", "ended"]
-        failed, recovery, sent, committed, ended = page["events"]
+        assert steps(page) == ["granted", "failed", "recovery", "sent", "committed", "ended"]
+        _, failed, recovery, sent, committed, ended = page["events"]
         assert (failed["provider"], failed["attempt"], failed["code"]) == ("a", 1, "provider_protocol_error")
         assert (recovery["decision"], recovery["avoid"]) == ("eligible", "a")
         assert (sent["provider"], sent["attempt"]) == ("b", 2)

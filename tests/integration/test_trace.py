@@ -58,7 +58,7 @@ def steps(page: Any) -> list[str]:
 
 @pytest.mark.req("OBS-7")
 @async_test()
-async def test_the_straight_path_is_three_steps(own: Stack) -> None:
+async def test_the_straight_path_is_four_steps(own: Stack) -> None:
     async with own.scene() as scene:
         client = await scene.send(post(CHAT, chat("m", stream=True), {"x-request-id": "mine-1"}))
         call = await scene.provider.call()
@@ -66,8 +66,16 @@ async def test_the_straight_path_is_three_steps(own: Stack) -> None:
         call.stream(role, chat_delta("a"), chat_event({}, "stop"), DONE)
         request_id = (await client.answer()).get("x-request-id")
         page = await trace(scene, request_id)
-        assert steps(page) == ["sent", "committed", "ended"]
-        sent, committed, ended = page["events"]
+        assert steps(page) == ["granted", "sent", "committed", "ended"]
+        granted, sent, committed, ended = page["events"]
+        stood = [(c["provider"], c["standing"], c["in_use"], c["capacity"]) for c in granted["candidates"]]
+        assert stood == [("a", "open", 0, 1), ("b", "open", 0, 1)]
+        assert page["clocks"] == {
+            "request_timeout_ms": 3_600_000,
+            "queue_timeout_ms": 60_000,
+            "response_stall_timeout_ms": 300_000,
+            "first_response_timeout_ms": None,
+        }
         assert (sent["attempt"], sent["node"], sent["provider"], sent["target"]) == (1, "n1", "a", "on-a")
         assert (sent["long"], sent["generation"] > 0, sent["lease"] > 0) == (False, True, True)
         assert committed["body_bytes"] >= len(role + chat_delta("a"))
@@ -85,8 +93,8 @@ async def test_attempts_say_how_they_failed_and_what_came_of_it(own: Stack) -> N
         (await scene.provider.call()).respond(BUSY, 503)
         (await scene.provider.call()).respond(b"{}")
         page = await trace(scene, (await client.answer()).get("x-request-id"))
-        assert steps(page) == ["failed", "recovery", "failed", "recovery", "sent", "committed", "ended"]
-        first, decided, second, *_ = page["events"]
+        assert steps(page) == ["granted", "failed", "recovery", "failed", "recovery", "sent", "committed", "ended"]
+        _, first, decided, second, *_ = page["events"]
         assert (first["attempt"], first["provider"], first["code"]) == (1, "a", "provider_connection_lost")
         assert (first["response_started"], first["close_confirmed"]) == (False, True)
         assert (decided["decision"], decided["avoid"]) == ("eligible", "a")
@@ -104,6 +112,7 @@ async def test_a_wait_and_a_refusal_say_what_spoke_against_each_candidate(own: S
         (row,) = [row for row in (await _requests(own))["requests"] if row["state"] == "waiting"]
         live = (await ask(own, row["id"]))[1]
         assert (live["state"], steps(live)) == ("waiting", ["waiting"])
+        assert (live["position"], live["waits_for"]) == (row["position"], row["waits_for"]) == (1, "full")
         full = [(c["provider"], c["standing"], c["in_use"]) for c in live["events"][0]["candidates"]]
         assert full == [("a", "full", 1), ("b", "full", 1)]
         for call in calls:
@@ -132,10 +141,10 @@ async def test_a_client_that_left_is_told_of(own: Stack) -> None:
         await client.close()
         await call.gone.wait()
         page = await trace(scene, "leaves")
-        assert steps(page) == ["sent", "cancelling", "failed", "ended"]
-        assert page["events"][1]["reason"] == "client_gone"
-        assert page["events"][2]["close_confirmed"] is True
-        assert (page["outcome"], page["events"][3]["released"]) == ("client_gone", "cancel_confirmed")
+        assert steps(page) == ["granted", "sent", "cancelling", "failed", "ended"]
+        assert page["events"][2]["reason"] == "client_gone"
+        assert page["events"][3]["close_confirmed"] is True
+        assert (page["outcome"], page["events"][4]["released"]) == ("client_gone", "cancel_confirmed")
 
 
 @pytest.mark.req("OBS-7")
@@ -148,9 +157,10 @@ async def test_the_command_prints_it(own: Stack) -> None:
         request_id = answer.get("x-request-id") or ""
         await scene.outcome(request_id)
         ran = await run(own, "trace", request_id)
-        head, outcome, titles, *rows = ran.stdout.splitlines()
+        head, outcome, limits, titles, *rows = ran.stdout.splitlines()
         assert head == f"{request_id}: chat one anonymous"
         assert outcome.startswith("provider_connection_lost (502), 1 attempt, ")
+        assert limits == "time limits: request 3600000 ms, queue 60000 ms, response stall 300000 ms"
         assert titles.split() == ["AT", "MS", "WHAT", "MORE"]
         text = "\n".join(rows)
         assert "n1/a attempt=1 lease=" in text

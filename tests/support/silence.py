@@ -14,7 +14,7 @@ from tests.support.stack import Scene, run_of
 __all__ = ["a_long_silence"]
 
 CHAT = "/v1/chat/completions"
-COMMENT = b": keepalive\n\n"
+COMMENT = b": keepalive prefilling\n\n"
 STREAM = (chat_event({"role": "assistant", "content": ""}), chat_delta("at "), chat_delta("last"),
           chat_event({}, "stop"), DONE)  # fmt: skip
 WHOLE = chat_answer("at last")

@@ -92,9 +92,33 @@ def _requests(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return Exit.OK
-    head = ("REQUEST", "API", "STATE", "AGE S", "PRINCIPAL", "MODEL", "NODE", "PROVIDER", "ATTEMPTS")
-    keys = ("id", "api", "state", "age_s", "principal", "model", "node", "provider", "attempts")
-    rows = [tuple(printable(row[key]) or "-" for key in keys) for row in answer["requests"]]
+    head = (
+        "REQUEST",
+        "API",
+        "STATE",
+        "AGE S",
+        "PRINCIPAL",
+        "MODEL",
+        "NODE",
+        "PROVIDER",
+        "ATTEMPTS",
+        "PLACE",
+        "WAITS FOR",
+    )
+    keys = (
+        "id",
+        "api",
+        "state",
+        "age_s",
+        "principal",
+        "model",
+        "node",
+        "provider",
+        "attempts",
+        "position",
+        "waits_for",
+    )
+    rows = [tuple(printable(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
     for line in aligned(head, rows):
         print(line)
     if answer["total"] > len(rows):

@@ -52,6 +52,11 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     tries = "1 attempt" if answer["attempts"] == 1 else f"{answer['attempts']} attempts"
     yield f"{printable(answer['request_id'])}: {whose}"
     yield f"{outcome}, {tries}, {answer['total_ms']} ms"
+    if "position" in answer:
+        yield f"waits at place {answer['position']} of its principal: {printable(answer['waits_for'])}"
+    clocks = [f"{name.removesuffix('_timeout_ms').replace('_', ' ')} {ms} ms"
+              for name, ms in answer["clocks"].items() if ms is not None]  # fmt: skip
+    yield f"time limits: {', '.join(clocks)}"
     rows = []
     for event in answer["events"]:
         rows.append((f"{event['at_ms']}", printable(event["what"]), _said(event)))

@@ -14,7 +14,7 @@ from iop._fast.relay import ClientStream
 from iop._fast.sse import EVENT_ID, FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, provider_event
 from iop.edge.api.routes import Endpoint, Shape
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, Dispatched
+from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
 from iop.edge.recovery import OwnAnswer
 from iop.errors import IopError
 from iop.net.http.exchange import Exchange
@@ -29,6 +29,11 @@ __all__ = ["Answered"]
 _UNSPECIFIED = EventDialect.UNSPECIFIED
 _COMMENT = b": keepalive\n\n"
 _COMMENT_BEHIND_ID = b": keepalive\n"  # decoders that keep the id dispatch at every blank line
+_QUEUED, _PREFILLING, _RECOVERING = (
+    b": keepalive queued\n\n",
+    b": keepalive prefilling\n\n",
+    b": keepalive recovering\n\n",
+)
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _EVENTS = b"content-type: text/event-stream\r\nx-request-id: %b\r\n"
 
@@ -172,4 +177,11 @@ class Answered(Dispatched, ABC):
         """The client has been given the head of an event stream. A provider's head that is held must not follow it."""
 
     def _sign_of_life(self) -> bytes:
-        return _PING if self.endpoint.shape is Shape.ANTHROPIC else _COMMENT
+        """Return a ping, or a comment that says what the client waits for and nothing else."""
+        if self.endpoint.shape is Shape.ANTHROPIC:
+            return _PING
+        if self.state is OPEN:
+            return _COMMENT
+        if self._recovery is not None:
+            return _RECOVERING
+        return _PREFILLING if self.state is SENT else _QUEUED

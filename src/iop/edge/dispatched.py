@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from iop.edge.recovery import RETRIED_CODES, Decision, OwnAnswer, Recovery, decide
-from iop.edge.trace import MAX_NOTES, Note, candidates, evidence
+from iop.edge.trace import MAX_CANDIDATES, MAX_NOTES, AtOnce, Clocks, Note, candidates, evidence, told_of
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -28,7 +28,8 @@ from iop.wire.session import EdgeSession
 if TYPE_CHECKING:
     from iop._fast.relay import ClientStream
     from iop._fast.runs import RunSink
-    from iop.edge.dispatch import Dispatcher
+    from iop.edge.dispatch import Dispatcher, ProviderSettings
+    from iop.observability.logs import RequestOutcome
 
 __all__ = ["Dispatched", "Outline", "State"]
 
@@ -91,6 +92,7 @@ class Dispatched(ABC):
         "_refusals",
         "_session",
         "_timer",
+        "at_once",
         "attempts",
         "error",
         "lease",
@@ -98,9 +100,11 @@ class Dispatched(ABC):
         "released",
         "request_id",
         "sent_at",
+        "settings",
         "state",
         "stream",
         "ticket",
+        "timeout_s",
     )
 
     path: ClassVar[str]  # as in the labels of metrics: what a request travels as
@@ -124,6 +128,11 @@ class Dispatched(ABC):
         self._commit_bytes = 0
         self.error: IopError | None = None  # what whoever asked was told, or would have been
         self.sent_at = 0.0  # the last attempt
+        self.settings: ProviderSettings | None = (
+            None  # of the provider, as they were configured when we were sent there
+        )
+        self.at_once: AtOnce | None = None  # how the candidates stood, when a slot was ours without a wait
+        self.timeout_s = 0.0
         self.released: ReleaseCause | None = None  # how the last lease ended, once all is over
         self.notes: list[Note] | None = None  # for the trace
 
@@ -449,7 +458,38 @@ class Dispatched(ABC):
             raise InvalidTransition(type(self).__name__, self.state.value, to.value)
         self.state = to
 
-    # ---- the trace: what is out of the ordinary (OBS-7) --------------------------------------------------------------
+    # ---- the trace (OBS-7) -------------------------------------------------------------------------------------------
+
+    def _ask(self, ticket: Ticket, now: float) -> Lease | None:
+        """Submit ``ticket``, and keep how its candidates stood. Raises what the pool refuses with."""
+        d = self._dispatcher
+        standings = d.pool.explain(ticket, MAX_CANDIDATES)
+        try:
+            lease = d.pool.submit(ticket, now)
+        except IopError as exc:
+            self._note("refused", code=exc.code, **told_of(standings))
+            raise
+        if lease is None:
+            self._move(WAITING)
+            self._note("waiting", **told_of(standings))
+            d.watch_queue()
+        else:
+            self.at_once = now, standings
+        return lease
+
+    @property
+    def clocks(self) -> Clocks:
+        """The bounds of this request's time."""
+        return self.timeout_s, self._dispatcher.pool.queue.limits.timeout_s, self.settings
+
+    def _keep(self, outcome: RequestOutcome, accepted_at: float) -> None:
+        """Leave a record behind, at the end."""
+        notes = self.notes
+        keep = self._dispatcher.trace.straight if notes is None else self._dispatcher.trace.noted
+        keep(
+            (outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.clocks,
+             self.at_once, notes)
+        )  # fmt: skip
 
     def _note(self, what: str, **said: object) -> None:
         """Ids, codes, counts and times; nothing of what was asked or answered."""

@@ -15,10 +15,13 @@ from iop.wire.messages import CancelReason
 
 if TYPE_CHECKING:
     from iop.edge.dispatch import Dispatcher
+    from iop.pool.lease import Ticket
 
 __all__ = ["Operator"]
 
 LISTED = 1000  # requests in one answer, the oldest
+#: Standings of candidates that end by themselves.
+WAITED_FOR = frozenset({"full", "long_full", "pending", "resting"})
 
 
 class _Named(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,7 +87,11 @@ class Operator:
         d = self._dispatcher
         for request in d.live:
             if request.request_id == request_id:
-                return trace.live(request, d.runtime.loop.time())
+                page = trace.live(request, d.runtime.loop.time())
+                ticket = request.ticket
+                if ticket is not None and ticket.waiting:
+                    page |= {"position": d.pool.positions([ticket])[ticket], "waits_for": self._waits_for(ticket)}
+                return page
         record = d.trace.find(request_id) if request_id else None
         if record is None:
             raise NotThere(
@@ -96,8 +103,19 @@ class Operator:
     def requests(self) -> dict[str, Any]:
         """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""
         now = self._dispatcher.runtime.loop.time()
-        live = sorted((request.outline() for request in self._dispatcher.live), key=lambda outline: outline.accepted_at)
-        return {"total": len(live), "requests": [_row(outline, now) for outline in live[:LISTED]]}
+        live = [(request.outline(), request) for request in self._dispatcher.live]
+        live.sort(key=lambda both: both[0].accepted_at)
+        rows = [(_row(outline, now), request.ticket) for outline, request in live[:LISTED]]
+        places = self._dispatcher.pool.positions([ticket for _, ticket in rows if ticket is not None])
+        for row, ticket in rows:
+            if ticket in places:
+                row |= {"position": places[ticket], "waits_for": self._waits_for(ticket)}
+        return {"total": len(live), "requests": [row for row, _ in rows]}
+
+    def _waits_for(self, ticket: Ticket) -> str:
+        """Why a request waits: how the first of its candidates stands that may ever serve it."""
+        found, _ = self._dispatcher.pool.explain(ticket, trace.MAX_CANDIDATES)
+        return next((standing for _, _, _, standing, _, _ in found if standing in WAITED_FOR), "turn")
 
 
 def _row(outline: Outline, now: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from iop._fast.sse import ERROR, FINISH
 from iop.edge.answer import Answered
 from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.routes import Endpoint
-from iop.edge.dispatched import CANCELLING, OPEN, SENT, WAITING, Outline, State
+from iop.edge.dispatched import CANCELLING, OPEN, SENT, Outline, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.edge.recovery import RETRIED_STATUSES, OwnAnswer
 from iop.errors import (
@@ -39,7 +39,7 @@ from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
-    from iop.edge.dispatch import Dispatcher, ProviderSettings
+    from iop.edge.dispatch import Dispatcher
     from iop.edge.intake import Intake
     from iop.edge.keys import Permit
 
@@ -61,7 +61,6 @@ class ClientRequest(Answered):
 
     __slots__ = (
         "_block",
-        "_provider",
         "_provider_status",
         "_usage",
         "body_bytes",
@@ -85,7 +84,6 @@ class ClientRequest(Answered):
         self.intake = intake
         self.group_id = ""
         self.body_bytes = 0
-        self._provider: ProviderSettings | None = None  # as it was configured when we were sent there
         self._provider_status = 0
         self._block = b""  # field lines of an answer that is held
         self._usage: Tokens | None = None
@@ -96,6 +94,7 @@ class ClientRequest(Answered):
         """The body is here and its model is known: ask the pool. ``weight`` is the principal's (POOL-5)."""
         d, intake = self._dispatcher, self.intake
         self.group_id = group_id
+        self.timeout_s = timeout_s
         self.body_bytes = intake.received_bytes
         now = d.now
         self._timer = d.wheel.arm(max(0.0, timeout_s - (now - self._ex.accepted_at)), self._deadline)
@@ -104,17 +103,12 @@ class ClientRequest(Answered):
         if intake.streaming:
             self._start_beating()
         try:
-            lease = d.pool.submit(self.ticket, now)
+            lease = self._ask(self.ticket, now)
         except IopError as exc:
-            self._note_refusal(exc)
             self._answer(exc)
             self._end()
             return
-        if lease is None:
-            self._move(WAITING)
-            self._note_wait()
-            d.watch_queue()
-        else:
+        if lease is not None:
             self._dispatch(lease)
 
     # ---- sending -----------------------------------------------------------------------------------------------------
@@ -125,7 +119,7 @@ class ClientRequest(Answered):
         self._session = session
         self._provider_status = 0
         pieces, total = intake.body_for(lease.target)
-        provider = self._provider = d.providers[lease.provider_id]
+        provider = self.settings = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
         window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
         inline = total <= limits.INLINE_BODY_BYTES
@@ -290,7 +284,7 @@ class ClientRequest(Answered):
             super()._give_up(error)
 
     def _stores_by_default(self) -> bool:
-        provider = self._provider
+        provider = self.settings
         return self.endpoint.name == "responses" and provider is not None and provider.stores_responses
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
@@ -390,9 +384,4 @@ class ClientRequest(Answered):
             tokens_out or 0,
         )
         d.outcome(record)
-        notes = self.notes
-        row = (record, accepted_at, self.sent_at, self._commit_bytes, lease, self.released, notes)
-        if notes is None:
-            d.trace.straight(row)
-        else:
-            d.trace.noted(row)
+        self._keep(record, accepted_at)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, WAITING, Dispatched, Outline
+from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched, Outline
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -152,14 +152,10 @@ class EdgeRun(Dispatched):
         """Asks the pool. Raises what it refuses with."""
         d, spec = self._dispatcher, self.spec
         ticket = Ticket(self.request_id, self.principal, spec.model, len(spec.given) // 3, self)
-        lease = d.pool.submit(ticket, d.now)
+        lease = self._ask(ticket, d.now)
         self.ticket = ticket
         self._begin()
-        if lease is None:
-            self._move(WAITING)
-            self._note_wait()
-            d.watch_queue()
-        else:
+        if lease is not None:
             self._dispatch(lease)
 
     def start_direct(self) -> None:
@@ -185,7 +181,8 @@ class EdgeRun(Dispatched):
 
     def _begin(self) -> None:
         d = self._dispatcher
-        self._timer = d.wheel.arm(self.spec.timeout_s, self._deadline)
+        self.timeout_s = self.spec.timeout_s
+        self._timer = d.wheel.arm(self.timeout_s, self._deadline)
         d.live.add(self)
 
     def _send(self, session: EdgeSession, lease: Lease) -> None:
@@ -195,7 +192,7 @@ class EdgeRun(Dispatched):
 
     def _open(self, session: EdgeSession, adapter: str, provider_id: str, target: str, lease: m.LeaseBinding) -> None:
         d, spec = self._dispatcher, self.spec
-        settings = d.providers[provider_id]
+        settings = self.settings = d.providers[provider_id]
         self._session = session
         stream = self.stream = RunSink(self)
         if self._listener.writer is not None:
@@ -378,8 +375,7 @@ class EdgeRun(Dispatched):
             output_tokens=(usage[1] or 0) if usage is not None else 0,
         )
         d.outcome(record)
-        keep = d.trace.straight if self.notes is None else d.trace.noted
-        keep((record, self.accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.notes))
+        self._keep(record, self.accepted_at)
 
 
 class _Nobody:

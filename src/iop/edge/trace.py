@@ -18,9 +18,23 @@ from iop.pool.snapshot import Standing
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
+    from iop.edge.dispatch import ProviderSettings
     from iop.edge.dispatched import Dispatched, Outline
 
-__all__ = ["MAX_NOTES", "Note", "Record", "Trace", "candidates", "evidence", "live", "page"]
+__all__ = [
+    "MAX_CANDIDATES",
+    "MAX_NOTES",
+    "AtOnce",
+    "Clocks",
+    "Note",
+    "Record",
+    "Trace",
+    "candidates",
+    "evidence",
+    "live",
+    "page",
+    "told_of",
+]
 
 KEPT = 1000  # on the straight path: less than a kilobyte each
 KEPT_NOTED = 500  # of the others
@@ -32,9 +46,20 @@ MAX_CANDIDATES = 8  # in one note
 Note = tuple[float, str, dict[str, Any]]
 
 
+#: As :meth:`Pool.explain` answers: the preferred candidates, and how many there are.
+Standings = tuple[list[tuple[str, str, int, str, int, int]], int]
+
+#: When a request was granted a slot without a wait, and how its candidates stood then.
+AtOnce = tuple[float, Standings]
+
+#: The bounds of a request's time: of all of it, in the queue, and what its provider was last given (None: nobody yet).
+Clocks = tuple[float, float, "ProviderSettings | None"]
+
+
 class Record(NamedTuple):
     """What is kept of one request. ``accepted_at`` and ``sent_at`` (of its last attempt; 0.0: never) are loop time;
-    ``committed_bytes`` of the answer had come when the first was given to the client."""
+    ``committed_bytes`` of the answer had come when the first was given to the client. ``at_once`` is there if it was
+    granted a slot without a wait."""
 
     outcome: RequestOutcome
     accepted_at: float
@@ -42,11 +67,23 @@ class Record(NamedTuple):
     committed_bytes: int
     lease: Lease | None
     released: ReleaseCause | None
+    clocks: Clocks
+    at_once: AtOnce | None
     notes: list[Note] | None
 
 
 #: The same as a plain tuple, which takes a quarter of the time to make.
-Row = tuple[RequestOutcome, float, float, int, "Lease | None", "ReleaseCause | None", "list[Note] | None"]
+Row = tuple[
+    RequestOutcome,
+    float,
+    float,
+    int,
+    "Lease | None",
+    "ReleaseCause | None",
+    Clocks,
+    "AtOnce | None",
+    "list[Note] | None",
+]
 
 
 class Trace:
@@ -100,17 +137,32 @@ def evidence(failure: m.ExecutionFailure) -> dict[str, Any]:
 
 def candidates(pool: Pool, ticket: Ticket) -> dict[str, Any]:
     """What a note says of the candidates at its time."""
-    found, total = pool.explain(ticket, MAX_CANDIDATES)
+    return told_of(pool.explain(ticket, MAX_CANDIDATES))
+
+
+def told_of(standings: Standings) -> dict[str, Any]:
+    """The same of candidates as they stood before."""
+    found, total = standings
     said: dict[str, Any] = {"candidates": found}
     if total > len(found):
         said["more_candidates"] = total - len(found)
     return said
 
 
+def _clocks(clocks: Clocks) -> dict[str, Any]:
+    """The bounds of a request's time, in milliseconds; null where there is none."""
+    timeout_s, queue_s, provider = clocks
+    said: dict[str, Any] = {"request_timeout_ms": round(timeout_s * 1000), "queue_timeout_ms": round(queue_s * 1000)}
+    if provider is not None:
+        said["response_stall_timeout_ms"] = provider.response_stall_timeout_ms
+        said["first_response_timeout_ms"] = provider.first_response_timeout_ms
+    return said
+
+
 def page(record: Record) -> dict[str, Any]:
     """A record as ``/admin/trace/REQUEST`` shows it: the request, then what happened in order."""
     o, since = record.outcome, record.accepted_at
-    steps = _steps(record, since, o)
+    steps, first = _steps(record, since, o), _granted(record, since)
     if o.first_token_ms or record.committed_bytes:  # the first may come in the same millisecond
         committed_at, notes = since + o.first_token_ms / 1000, record.notes or []
         at = next((i for i, note in enumerate(notes) if note[0] >= committed_at and _of(note, o.attempts)), len(notes))
@@ -136,7 +188,8 @@ def page(record: Record) -> dict[str, Any]:
         "total_ms": o.duration_ms,
         "queue_ms": o.queue_ms,
         "first_ms": o.first_token_ms,
-        "events": steps,
+        "clocks": _clocks(record.clocks),
+        "events": [*first, *steps],
     }
 
 
@@ -152,8 +205,17 @@ def live(request: Dispatched, now: float) -> dict[str, Any]:
         "model": outline.model,
         "attempts": outline.attempts,
         "total_ms": round((now - since) * 1000, 1),
-        "events": _steps(request, since, outline),
+        "clocks": _clocks(request.clocks),
+        "events": [*_granted(request, since), *_steps(request, since, outline)],
     }
+
+
+def _granted(of: Record | Dispatched, since: float) -> list[dict[str, Any]]:
+    """The first step of a request that did not wait."""
+    if of.at_once is None:
+        return []
+    at, standings = of.at_once
+    return [_step((at - since) * 1000, "granted", told_of(standings))]
 
 
 def _steps(of: Record | Dispatched, since: float, told: RequestOutcome | Outline) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ every gate slot that ends otherwise than by a terminal with ``close_confirmed=tr
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from iop.errors import (
@@ -427,6 +428,20 @@ class Pool:
     def snapshot(self, now: float) -> PoolSnapshot:
         """Plain data for status pages (REG-6)."""
         return take_snapshot(self.registry, self._nodes, self._groups, now)
+
+    def positions(self, tickets: Iterable[Ticket]) -> dict[Ticket, int]:
+        """The places of waiting tickets among the waiters of their principal that could go to the same providers: 1 is
+        next. An operator's question: it costs O(n) per queue that one of them is in."""
+        wanted: dict[Line, list[Ticket]] = {}
+        for ticket in tickets:
+            if ticket.line is not None:
+                wanted.setdefault(ticket.line, []).append(ticket)
+        found: dict[Ticket, int] = {}
+        for line, some in wanted.items():
+            last = max(ticket.place for ticket in some)
+            places = sorted(ticket.place for ticket in line if ticket.place <= last)
+            found.update((ticket, bisect_left(places, ticket.place) + 1) for ticket in some)
+        return found
 
     def explain(self, ticket: Ticket, most: int) -> tuple[list[tuple[str, str, int, str, int, int]], int]:
         """What speaks for and against the candidates of ``ticket`` now (OBS-7): of the ``most`` that are preferred the
