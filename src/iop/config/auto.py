@@ -144,11 +144,14 @@ def _models(entries: Sequence[ModelEntry], listed: Mapping[tuple[str, str], tupl
 def _candidates(listed: Mapping[tuple[str, str], tuple[str, ...]], pattern: str) -> Iterator[Candidate]:
     """Of each provider the first model that it lists and the pattern fits."""
     for (node_id, provider_id), names in listed.items():
-        target = pattern if pattern in names else next((name for name in names if matches(name, pattern)), None)
+        fitting = [name for name in names if matches(name, pattern)]
+        # The very name goes before one that fits the pattern, and that before one of another letter case.
+        target = min(fitting, key=lambda name: (name != pattern, not fits(name, pattern)), default=None)
         if target is not None:
             yield Candidate(node=node_id, provider=provider_id, target=target)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the pattern, in which ``*`` is any text, fits the whole name."""
-    return fits(name, pattern)
+    """Whether the pattern, in which ``*`` is any text, fits the whole name, whatever its letter case: engines list
+    ``Qwen/Qwen3-32B`` and owners write ``qwen*``. What keys may use is compared exactly (API-11), not by this."""
+    return fits(name.casefold(), pattern.casefold())

@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from iop.edge.recovery import RETRIED_CODES, Decision, OwnAnswer, Recovery, decide
-from iop.edge.trace import MAX_CANDIDATES, MAX_NOTES, AtOnce, Clocks, Note, candidates, evidence, told_of
+from iop.edge.trace import MAX_CANDIDATES, MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence, told_of
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -35,8 +35,7 @@ __all__ = ["Dispatched", "Outline", "State"]
 
 log = logging.getLogger("iop.edge.dispatched")
 
-# Refusals of one request by nodes; an honest node's slots are held by somebody and waited for.
-MAX_REFUSALS = 100
+MAX_REFUSALS = 100  # of one request by nodes; an honest node's slots are held by somebody and waited for
 MAX_MOVES = 3  # of one request that came to its node while that was changing
 
 
@@ -63,20 +62,6 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 # Refusals at the node's door: nothing was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
-
-
-class Outline(NamedTuple):
-    """What an operator sees of a request that is going on; ``accepted_at`` is in the loop's time."""
-
-    id: str
-    api: str
-    state: str
-    principal: str
-    model: str
-    node: str
-    provider: str
-    attempts: int
-    accepted_at: float
 
 
 class Dispatched(ABC):

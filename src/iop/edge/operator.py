@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from iop.edge import trace
-from iop.edge.dispatched import Outline
+from iop.edge.trace import Outline
 from iop.errors import InvalidRequest, NotThere, RequestCancelled
 from iop.wire.messages import CancelReason
 

@@ -17,9 +17,10 @@ from iop._fast.sse import ERROR, FINISH
 from iop.edge.answer import Answered
 from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.routes import Endpoint
-from iop.edge.dispatched import CANCELLING, OPEN, SENT, Outline, State
+from iop.edge.dispatched import CANCELLING, OPEN, SENT, State
 from iop.edge.headers import frame_answer, read_answer, to_provider
 from iop.edge.recovery import RETRIED_STATUSES, OwnAnswer
+from iop.edge.trace import Outline
 from iop.errors import (
     ClientGone,
     ClientIdle,

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched, Outline
+from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
+from iop.edge.trace import Outline
 from iop.errors import (
     InternalError,
     InvalidArgument,

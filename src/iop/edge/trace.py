@@ -19,7 +19,7 @@ from iop.wire import messages as m
 
 if TYPE_CHECKING:
     from iop.edge.dispatch import ProviderSettings
-    from iop.edge.dispatched import Dispatched, Outline
+    from iop.edge.dispatched import Dispatched
 
 __all__ = [
     "MAX_CANDIDATES",
@@ -27,6 +27,7 @@ __all__ = [
     "AtOnce",
     "Clocks",
     "Note",
+    "Outline",
     "Record",
     "Trace",
     "candidates",
@@ -54,6 +55,20 @@ AtOnce = tuple[float, Standings]
 
 #: The bounds of a request's time: of all of it, in the queue, and what its provider was last given (None: nobody yet).
 Clocks = tuple[float, float, "ProviderSettings | None"]
+
+
+class Outline(NamedTuple):
+    """What an operator sees of a request that is going on; ``accepted_at`` is in the loop's time."""
+
+    id: str
+    api: str
+    state: str
+    principal: str
+    model: str
+    node: str
+    provider: str
+    attempts: int
+    accepted_at: float
 
 
 class Record(NamedTuple):

@@ -85,6 +85,15 @@ def test_a_model_that_several_list_has_several_candidates() -> None:
 
 
 @pytest.mark.req("CONF-1")
+def test_the_very_name_goes_before_one_of_another_letter_case() -> None:
+    models: list[dict[str, Any]] = [{"id": "a", "candidates": "auto", "target": "qwen*"},
+                                    {"id": "b", "candidates": "auto", "target": "QWEN3"}]  # fmt: skip
+    server = OLLAMA._replace(models=("Qwen2", "QWEN3-big", "qwen3", "QWEN3"))
+    filled = groups(fill_in(config(models), {"n1": Found((server,))}))
+    assert filled == {"a": [("n1", "n1-ollama", "qwen3")], "b": [("n1", "n1-ollama", "QWEN3")]}
+
+
+@pytest.mark.req("CONF-1")
 def test_names_aliases_and_patterns() -> None:
     models: list[dict[str, Any]] = [
         {"id": "coder", "aliases": ["gpt-4o-mini"], "candidates": "auto", "target": "qwen*"},
@@ -95,7 +104,7 @@ def test_names_aliases_and_patterns() -> None:
     ]
     filled = fill_in(config(models), {"n1": Found((OLLAMA, VLLM))})
     assert groups(filled) == {
-        "coder": [("n1", "n1-ollama", "qwen3:8b")],
+        "coder": [("n1", "n1-ollama", "qwen3:8b"), ("n1", "n1-vllm", "Qwen/Qwen3-32B")],
         "Qwen/Qwen3-32B": [("n1", "n1-vllm", "Qwen/Qwen3-32B")],
         "llama3": [("n1", "n1-ollama", "llama3")],
         "later": [],
@@ -133,6 +142,9 @@ def test_what_nodes_are_asked_anew_is_a_change_of_its_own() -> None:
     [
         ("qwen3", "qwen*", True),
         ("qwen", "qwen*", True),
+        ("Qwen/Qwen3-32B", "qwen*", True),
+        ("qwen3", "QWEN*", True),
+        ("Straße", "STRASSE", True),
         ("a qwen", "qwen*", False),
         ("a.b", "a?b", False),
         ("[x]", "[x]", True),
