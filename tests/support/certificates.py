@@ -54,6 +54,8 @@ class Certificates:
         hosts: Sequence[str] = (),
         purposes: Sequence[str] = ("server",),
         is_ca: bool = False,
+        signs: bool = False,
+        seconds: float = 86_400,
     ) -> dict[str, str]:
         """One that the CA would not issue by itself, from a certificate of it and a fresh key."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -71,13 +73,19 @@ class Certificates:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_after(now + timedelta(seconds=seconds))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         if purposes:
             builder = builder.add_extension(x509.ExtendedKeyUsage([known[one] for one in purposes]), critical=False)
+        if signs:
+            usage = x509.KeyUsage(
+                digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+                key_agreement=False, key_cert_sign=True, crl_sign=False, encipher_only=False, decipher_only=False,
+            )  # fmt: skip
+            builder = builder.add_extension(usage, critical=True)
         pem = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         key_pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

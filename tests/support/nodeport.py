@@ -11,6 +11,7 @@ import hashlib
 from types import TracebackType
 from typing import Any
 
+from iop.credentials.contexts import Served
 from iop.edge.nodes import NodeServer
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
@@ -28,8 +29,15 @@ class NodePort:
     are those that the pool gave up to now. A port of its own, or ``port`` again."""
 
     def __init__(
-        self, *, timing: limits.Timing = limits.TIMING, port: int = 0, revision: int = 1, providers: int = 1
+        self,
+        *,
+        timing: limits.Timing = limits.TIMING,
+        port: int = 0,
+        revision: int = 1,
+        providers: int = 1,
+        tls: Served | None = None,
     ) -> None:
+        self._tls = tls
         self._timing = timing
         self._port = port
         names = ("n1", "n2")
@@ -69,6 +77,7 @@ class NodePort:
             payloads=self.payloads,
             timing=self._timing,
         )
+        self.server.tls = self._tls
         self.address = ("127.0.0.1", await self.server.start("127.0.0.1", self._port))
         return self
 

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["BadCertificate", "Certificate", "Identity", "edge_fault", "read_pem"]
+__all__ = ["CLIENT_AUTH", "BadCertificate", "Certificate", "Identity", "edge_fault", "read_pem"]
 
 CERTIFICATE_BYTES = 256 * 1024
 CHAIN_LENGTH = 32
@@ -22,6 +22,7 @@ CHAIN_LENGTH = 32
 SERVER_AUTH, CLIENT_AUTH = "1.3.6.1.5.5.7.3.1", "1.3.6.1.5.5.7.3.2"
 
 _SEQUENCE, _BOOLEAN, _OID, _OCTETS, _UTC, _GENERALIZED = 0x30, 0x01, 0x06, 0x04, 0x17, 0x18
+_BITS = 0x03
 _VERSION, _EXTENSIONS, _DNS, _URI, _IP = 0xA0, 0xA3, 0x82, 0x86, 0x87
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]*)-----END CERTIFICATE-----")
 _IDENTITY = re.compile(r"spiffe://([a-z0-9._-]{1,255})/iop/(edge|node)/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
@@ -42,8 +43,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. Instants are seconds since 1970; ``purposes`` None: any, since none are named.
-    ``self_issued``: subject and issuer are the same, as in the CA where every chain has to end."""
+    """One certificate. Instants are seconds since 1970; ``purposes`` None: any, since none are named. ``signs``: its
+    key may sign certificates or lists of revoked ones, whatever ``is_ca`` says. ``self_issued``: subject and issuer are
+    the same, as in the CA where every chain has to end."""
 
     der: bytes
     serial: int
@@ -55,6 +57,7 @@ class Certificate:
     addresses: tuple[str, ...]
     uris: tuple[str, ...]
     purposes: frozenset[str] | None
+    signs: bool = False
 
     @classmethod
     def parse(cls, der: bytes) -> Certificate:
@@ -96,6 +99,7 @@ class Certificate:
             _is_ca(found.get("2.5.29.19")),
             *names,
             _purposes(found.get("2.5.29.37")),
+            _signs(found.get("2.5.29.15")),
         )
 
     @property
@@ -103,11 +107,14 @@ class Certificate:
         """Of the DER form, in hex: what a join token carries of the edge's CA."""
         return hashlib.sha256(self.der).hexdigest()
 
-    def identity(self) -> Identity | None:
+    def identity(self, *, strict: bool = True) -> Identity | None:
         """Whom it stands for, or None if for nobody of ours. Raises :class:`BadCertificate` if it has a URI of ours
-        and another one beside it: then it is not clear for whom."""
+        and another one beside it, and, if ``strict``, for any other ``spiffe:`` URI: then it is not clear for whom.
+        The form is compared byte for byte, and nothing is normalised into it."""
         found = [match for uri in self.uris if (match := _IDENTITY.fullmatch(uri))]
         if not found:
+            if strict and any("spiffe" in uri.lower() for uri in self.uris):
+                raise BadCertificate("its URI is not of the form spiffe://TRUST-DOMAIN/iop/node/ID, byte for byte")
             return None
         if len(self.uris) > 1:
             raise BadCertificate("it has several URIs, of which one names an edge or node; only one may be there")
@@ -153,12 +160,12 @@ def edge_fault(certificate: Certificate, host: str, *, by_identity: bool) -> str
     """What speaks against an edge that shows this certificate, whose chain was verified, at ``host``; None if nothing
     does. ``by_identity``: the CA is one that serves this edge alone, so that a certificate which says that it is an
     edge's needs no name: nodes dial by addresses that change."""
-    if certificate.is_ca:
-        return "the edge shows a certificate of a CA, not one of its own"
+    if certificate.is_ca or certificate.signs:
+        return "the edge shows a certificate of a CA, or one that may sign others, not one of its own"
     if not certificate.serves(SERVER_AUTH):
         return "the edge's certificate is not one for servers (extended key usage serverAuth)"
     try:
-        identity = certificate.identity()
+        identity = certificate.identity(strict=by_identity)
     except BadCertificate as error:
         return f"the edge's certificate is not clear: {error}"
     if identity is not None and identity.kind != "edge":
@@ -285,6 +292,14 @@ def _is_ca(value: bytes | None) -> bool:
         return False
     reader = _whole(value)
     return reader.peek() == _BOOLEAN and reader.take(_BOOLEAN) not in (b"", b"\0")
+
+
+def _signs(value: bytes | None) -> bool:
+    """keyCertSign (bit 5) or cRLSign (bit 6) of a key usage."""
+    if value is None:
+        return False
+    bits = _Reader(value, 0, len(value)).take(_BITS)
+    return len(bits) > 1 and bool(bits[1] & 0x06)
 
 
 def _purposes(value: bytes | None) -> frozenset[str] | None:

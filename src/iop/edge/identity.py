@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from iop import __version__
-from iop.credentials.certificate import BadCertificate, Certificate
+from iop.credentials.certificate import CLIENT_AUTH, BadCertificate, Certificate
 from iop.credentials.contexts import Served
 from iop.net.tls import certificate_of
 from iop.wire import codec, limits
 from iop.wire import messages as m
 
-__all__ = ["certified_node", "speaks_tls"]
+__all__ = ["Certified", "certified_node", "speaks_tls"]
 
 
-def certified_node(transport: asyncio.BaseTransport | None, served: Served | None) -> tuple[str, str]:
-    """The node that the peer's certificate names ("": it names none), and what is wrong with it ("": nothing).
+class Certified(NamedTuple):
+    """What a peer's certificate says: the node that it names ("": none), when it ends (seconds since 1970; None: there
+    is no certificate to look at), and what is wrong with it ("": nothing)."""
 
-    OpenSSL has verified a certificate that is there; that there has to be one is seen to here.
-    """
+    node: str = ""
+    expires_at: float | None = None
+    fault: str = ""
+    ambiguous: bool = False  # it does not say clearly whom it stands for
+
+
+def certified_node(transport: asyncio.BaseTransport | None, served: Served | None) -> Certified:
+    """Whom the peer's certificate names. OpenSSL has verified a certificate that is there; that there has to be one,
+    and what the chain says nothing about, is seen to here."""
     if transport is None or served is None or not served.demands_certificates:
-        return "", ""
+        return Certified()
+    shown = transport.get_extra_info("ssl_object")
+    if shown is not None and shown.session_reused:
+        # TLS 1.2 resumes by its session's id, which no option turns off: nothing has looked at the certificate again.
+        return Certified(fault="the TLS session was resumed: connect anew, and show the certificate")
     der = certificate_of(transport)
     if der is None:
-        return "", "this edge demands a certificate of its nodes: set node.tls.cert and node.tls.key"
+        return Certified(fault="this edge demands a certificate of its nodes: set node.tls.cert and node.tls.key")
     try:
         certificate = Certificate.parse(der)
         identity = certificate.identity()
     except BadCertificate as error:
-        return "", f"the node's certificate is not clear: {error}"
-    if certificate.is_ca:
-        return "", "the node shows the certificate of a CA, not one of its own"
+        return Certified(fault=f"the node's certificate is not clear: {error}", ambiguous=True)
+    if certificate.is_ca or certificate.signs:
+        return Certified(fault="the node shows the certificate of a CA, or one that may sign others")
+    if not certificate.serves(CLIENT_AUTH):
+        return Certified(fault="the node's certificate is not one for clients (extended key usage clientAuth)")
     if identity is None:
-        return "", ""
+        return Certified(expires_at=certificate.not_after_at)
     if identity.kind != "node":
-        return "", f"the node shows the certificate of {identity.kind} {identity.id}"
-    return identity.id, ""
+        return Certified(fault=f"the node shows the certificate of {identity.kind} {identity.id}")
+    return Certified(identity.id, certificate.not_after_at)
 
 
 def speaks_tls() -> bytes:

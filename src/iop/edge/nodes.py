@@ -23,7 +23,7 @@ from iop.credentials.contexts import Served
 from iop.edge.commands import Commands
 from iop.edge.engines import EngineFigures, EnginePoll
 from iop.edge.health import Health
-from iop.edge.identity import certified_node, speaks_tls
+from iop.edge.identity import Certified, certified_node, speaks_tls
 from iop.edge.refresh import ConfigState
 from iop.edge.traffic import Traffic
 from iop.errors import InvalidArgument, NodeDisconnected
@@ -67,7 +67,7 @@ class NodeLink:
         self.config = ConfigState(server, self.session, self._log)
         self.leave_at: float | None = None  # its node is no longer configured
         self._token = b""  # hash
-        self.certified = ""  # the node that its certificate names
+        self.certified = Certified()
         self.held: dict[str, int] = {}
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, self._units_of, turn=len(server.links))
@@ -97,9 +97,9 @@ class NodeLink:
         ):
             link.abort("too_many_connections")
             return
-        self.certified, fault = certified_node(link.transport, self.server.tls)
-        if fault:
-            self.reject(m.RejectReason.IDENTITY_MISMATCH, fault)  # before anything of it is read
+        self.certified = found = certified_node(link.transport, self.server.tls)
+        if found.fault:  # before anything of it is read
+            self.reject(m.RejectReason.IDENTITY_MISMATCH, found.fault, "identity_ambiguous" if found.ambiguous else "")
 
     def link_lost(self, link: Link, reason: str) -> None:
         self.server.links.discard(self)
@@ -151,8 +151,8 @@ class NodeLink:
         node_id = server.tokens.get(self._token)
         if node_id is None:
             return self.reject(m.RejectReason.UNKNOWN_TOKEN, _NO_NODE)
-        if self.certified not in ("", node_id):
-            said = f"the certificate is that of node {self.certified}, and the token is not"
+        if self.certified.node not in ("", node_id):
+            said = f"the certificate is that of node {self.certified.node}, and the token is not"
             return self.reject(m.RejectReason.IDENTITY_MISMATCH, said)
         if server.closing:
             return self.reject(m.RejectReason.SHUTTING_DOWN, "the edge is shutting down")
@@ -205,8 +205,9 @@ class NodeLink:
         server.runtime.wheel.arm(PROBE_TICK_S, lambda: self._judge(owner, probe))
         return None
 
-    def reject(self, reason: m.RejectReason, message: str) -> None:
-        name = reason.name.lower()
+    def reject(self, reason: m.RejectReason, message: str, name: str = "") -> None:
+        """Refuses the registration; ``name`` is a finer reason than the wire has, for log and metrics."""
+        name = name or reason.name.lower()
         self.server.metrics.node_rejections[name].value += 1
         self._log(logging.WARNING, "node_rejected", reason=name, detail=message)
         self.session.reject(reason, message, __version__)
@@ -291,6 +292,11 @@ class NodeLink:
                 self.link.abort("write_stalled")
             return
         self.session.tick(now)
+        ends_at = self.certified.expires_at
+        if ends_at is not None and self.server.wall() >= ends_at and self.session.state is not State.CLOSED:
+            self.session.goodbye(m.GoodbyeReason.SHUTDOWN, code="identity_expired")
+            self._close("identity_expired")
+            return
         self.leave_when_done(now)
         if self.session.state is READY and self.config.overdue(now):
             # Whoever waits for what it was to bring waits no longer.
@@ -363,6 +369,7 @@ class NodeServer:
         self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
         self.lobby = Lobby()
+        self.wall: Callable[[], float] = time.time  # against which certificates end
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
         self.handshakes = HandshakeFailures(runtime, "nodes")

@@ -144,10 +144,47 @@ def test_a_file_of_too_many(made: Certificates) -> None:
 def test_whom_a_certificate_stands_for(made: Certificates) -> None:
     assert leaf_of(made.edge("edge-7")["cert"]).identity() == Identity("iop.internal", "edge", "edge-7")
     assert leaf_of(made.node("gpu.1_a-b")["cert"]).identity() == Identity("iop.internal", "node", "gpu.1_a-b")
-    for uri in (None, "https://example.org/", "spiffe://x/iop/node/", "spiffe://x/iop/user/n", f"{NODE_URI}/more"):
+    for uri in (None, "https://example.org/"):
         assert leaf_of(made.odd(uri=uri)["cert"]).identity() is None
     with pytest.raises(BadCertificate, match="several URIs"):
         leaf_of(made.odd(uri=NODE_URI, more_uris=("https://example.org/",))["cert"]).identity()
+
+
+#: None of them is another spelling of NODE_URI (A4).
+ODD_URIS = [
+    "SPIFFE://iop.internal/iop/node/n1",
+    "Spiffe://iop.internal/iop/node/n1",
+    "spiffe://iop.internal/iop/node/n1/",
+    "spiffe://iop.internal/iop/node/../node/n1",
+    "spiffe://iop.internal/iop/node/./n1",
+    "spiffe://iop.internal/iop/node//n1",
+    "spiffe://iop.internal/iop/node/%6e1",
+    "spiffe://user@iop.internal/iop/node/n1",
+    "spiffe://iop.internal:443/iop/node/n1",
+    "spiffe://iop.internal/iop/node/n1?x",
+    "spiffe://iop.internal/iop/node/n1#x",
+    "spiffe://IOP.internal/iop/node/n1",
+    "spiffe://iop.internal/iop/Node/n1",
+    "spiffe://iop.internal/iop/node/",
+    "spiffe://iop.internal/iop/user/n1",
+    "spiffe:/iop/node/n1",
+    " spiffe://iop.internal/iop/node/n1",
+]
+
+
+@pytest.mark.req("SEC-1")
+@pytest.mark.parametrize("uri", ODD_URIS)
+def test_a4_no_other_form_is_normalised_into_an_identity(uri: str, made: Certificates) -> None:
+    with pytest.raises(BadCertificate, match="byte for byte"):
+        leaf_of(made.odd(uri=uri)["cert"]).identity()
+    assert leaf_of(made.odd(uri=uri)["cert"]).identity(strict=False) is None
+
+
+@pytest.mark.req("SEC-1")
+def test_a4_a_nul_in_a_name_is_no_certificate(made: Certificates) -> None:
+    der = leaf_of(made.odd(uri=NODE_URI)["cert"]).der
+    with pytest.raises(BadCertificate, match="plain text"):
+        Certificate.parse(der.replace(b"/node/n1", b"/node/n\0"))
 
 
 @pytest.mark.req("SEC-1")
@@ -164,6 +201,9 @@ def test_whom_a_certificate_stands_for(made: Certificates) -> None:
         ({"uri": EDGE_URI, "purposes": ()}, "a", True, "not one for servers"),
         ({"uri": EDGE_URI, "purposes": ("client",)}, "a", True, "not one for servers"),
         ({"uri": EDGE_URI, "is_ca": True}, "a", True, "of a CA"),
+        ({"uri": EDGE_URI, "signs": True}, "a", True, "may sign others"),
+        ({"uri": "SPIFFE://iop.internal/iop/edge/e1"}, "a", True, "byte for byte"),
+        ({"uri": "spiffe://mesh/ns/a/sa/b", "hosts": ("a.org",)}, "a.org", False, None),
     ],
 )
 def test_what_speaks_against_an_edge(
