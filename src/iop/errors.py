@@ -8,6 +8,7 @@ secret (SEC-4).
 
 from __future__ import annotations
 
+from math import ceil
 from typing import ClassVar
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "ProviderRedirected",
     "ProviderTruncated",
     "ProviderUnreachable",
+    "ProvidersResting",
     "QueueFull",
     "QueueTimeout",
     "RateLimited",
@@ -281,6 +283,17 @@ class QueueTimeout(IopError):
 class Unavailable(IopError):
     code, status, retryable, retry_after_s = "unavailable", 503, True, 5
     text = "no provider of this model is available now"
+
+
+class ProvidersResting(IopError):
+    """All providers of a model have asked for a pause (HEALTH-9). ``rest_s`` is until the first of them ends."""
+
+    code, status, retryable, retry_after_s = "providers_resting", 429, True, 1
+    text = "every provider of this model has asked to be left alone for a while; see Retry-After"
+
+    def __init__(self, message: str | None = None, *, rest_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = max(1, ceil(rest_s))
 
 
 class TooManySubscribers(IopError):

@@ -35,6 +35,11 @@ __all__ = ["FairQueue", "Flow", "Share"]
 Entry = tuple[float, int, "Share"]
 
 
+def _preferred(seat: Seat, to: Seat) -> bool:
+    """Whether of two seats of one lane and one provider the first is chosen (POOL-3)."""
+    return (seat.priority, seat.index) < (to.priority, to.index)
+
+
 class Flow:
     """One principal at one provider. ``order`` decides between equal tags: who joined or was granted first goes first,
     and before them whoever had a grant that came to nothing.
@@ -144,12 +149,12 @@ class FairQueue:
         """The line whose oldest waiter has the turn, and the seat that it is for; None if nobody can be served.
 
         Args:
-            seats: The provider's seats, all of them open.
+            seats: The provider's seats, which is open itself; those that are not usable are passed over.
             long_free: Whether a long slot is free; without one the long seats are passed over.
         """
         first: Flow | None = None
         for seat in seats:
-            if seat.shares and (long_free or not seat.long):
+            if seat.shares and seat.usable and (long_free or not seat.long):
                 if self._backlogged == 1:  # as on an edge without keys: no need to look at the heaps
                     first = next(iter(seat.shares.values())).flow
                     break
@@ -163,10 +168,11 @@ class FairQueue:
         found_place = 0
         for share in first.shares:
             seat = share.seat
-            if long_free or not seat.long:
+            if seat.usable and (long_free or not seat.long):
                 for line in share.lines:
                     place = line.queue[0][0]
-                    if found is None or place < found_place:
+                    # One line may wait for several targets of this provider.
+                    if at is None or place < found_place or (line is found and _preferred(seat, at)):
                         found, at, found_place = line, seat, place
         assert found is not None and at is not None  # noqa: PT018 - one check for the type checker
         return found, at

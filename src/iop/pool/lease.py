@@ -90,12 +90,14 @@ class Lease:
 
 
 _NOBODY: frozenset[str] = frozenset()
+_NOTHING: frozenset[tuple[str, str | None]] = frozenset()
 
 
 class Ticket:
     """One request in the pool. Its owner makes it, submits it once, and may set the avoidance fields while the ticket
     is not waiting (POOL-11): ``avoid_provider_id`` is no candidate, or with ``allow_avoided_fallback`` the last one;
-    whoever is in ``tried`` comes behind all others. All else is written by the pool and may be read.
+    whoever is in ``tried`` comes behind all others; what is in ``refused``, provider and target or a provider with
+    None, is no candidate (HEALTH-9). All else is written by the pool and may be read.
 
     ``group_id`` may be an alias. ``owner`` is handed back untouched with every action. ``waited_s`` is the time spent
     waiting so far, over all admissions. ``cost`` is 1/weight: what a grant adds to the tag of its principal (POOL-5).
@@ -114,6 +116,7 @@ class Ticket:
         "owner",
         "place",
         "principal",
+        "refused",
         "request_id",
         "since_at",
         "tried",
@@ -141,6 +144,7 @@ class Ticket:
         self.avoid_provider_id = avoid_provider_id
         self.allow_avoided_fallback = allow_avoided_fallback
         self.tried: frozenset[str] = _NOBODY
+        self.refused: frozenset[tuple[str, str | None]] = _NOTHING
         self.place = 0  # order of first submission over the whole pool; 0 = never submitted
         self.lease: Lease | None = None
         self.line: Line | None = None

@@ -12,7 +12,7 @@ Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that b
 of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity restores
 it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
 
-The file is long, nearly 600 lines, because these methods keep the invariant together; what can stand alone is in
+The file is long, more than 600 lines, because these methods keep the invariant together; what can stand alone is in
 lanes, resources, queue and registry.
 
 Lingering units (POOL-12) end by :meth:`Pool.call_closed` or with the generation. So a node owes one call_closed for
@@ -24,17 +24,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import heappop, heappush
 
 from iop.errors import (
     InvalidArgument,
     IopError,
     ModelNotFound,
     NodeDisconnected,
+    ProvidersResting,
     QueueTimeout,
     ShuttingDown,
     Unavailable,
 )
-from iop.pool.lane import Group, Line, Seat
+from iop.pool.lane import Group, Lane, Line, Seat
 from iop.pool.lease import (
     NO_ACTIONS,
     Action,
@@ -55,7 +57,9 @@ from iop.pool.snapshot import PoolSnapshot, standings, take_snapshot
 from iop.pool.specs import GroupSpec, ProviderSpec, QueueLimits
 from iop.pool.stats import Stats
 
-__all__ = ["Pool"]
+__all__ = ["MAX_REST_S", "Pool"]
+
+MAX_REST_S = 60.0  # of a candidate, whatever its provider asks for (HEALTH-9)
 
 
 class Pool:
@@ -72,6 +76,8 @@ class Pool:
         self._drained: set[tuple[str, str | None]] = set()  # providers, or with None whole nodes, by an operator
         self._places = 0
         self._lease_ids = 0
+        self._rests: list[tuple[float, int, Resource, str]] = []  # heap of ends; those that were put off stay in it
+        self._rest_ids = 0
         self._shut = False
 
     # ---- configuration (CONF-2)
@@ -132,14 +138,7 @@ class Pool:
             return NO_ACTIONS
         actions: list[Action] = []
         resources = [r for r in self._nodes[node_id].values() if not r.removed]
-        for resource in resources:
-            for seat in resource.seats:
-                seat.lane.open -= seat.open
-            change(resource)
-            resource.open = resource.should_open()
-            for seat in resource.seats:
-                seat.lane.open += seat.open
-            self._reopen(resource, now, actions)
+        self._reopen(resources, now, actions, change)
         self._pump(resources, now, actions)
         return actions
 
@@ -194,7 +193,7 @@ class Pool:
         resources = list(self._nodes[node_id].values())
         for resource in resources:
             resource.begin(generation, max(0, held.get(resource.provider_id, 0)))
-            self._reopen(resource, now, actions)
+        self._reopen(resources, now, actions)
         self._pump(resources, now, actions)
         return Readiness(outcome, actions)
 
@@ -213,8 +212,7 @@ class Pool:
                 actions.append(Revoked(ticket, ticket.lease, NodeDisconnected()))
                 ticket.lease = None
                 self.stats.released[ReleaseCause.GENERATION_DEAD] += 1
-        for resource in resources:
-            self._reopen(resource, now, actions)
+        self._reopen(resources, now, actions)
         self._forget(node_id)
         return Loss(outcome, actions)
 
@@ -223,9 +221,10 @@ class Pool:
         if not self.registry.drain(node_id, generation):
             return NO_ACTIONS
         actions: list[Action] = []
-        for resource in self._nodes[node_id].values():
+        resources = self._nodes[node_id].values()
+        for resource in resources:
             resource.draining = True
-            self._reopen(resource, now, actions)
+        self._reopen(resources, now, actions)
         return actions
 
     def set_drained(self, node_id: str, provider_id: str | None, drained: bool, now: float) -> Actions:
@@ -236,7 +235,7 @@ class Pool:
         actions: list[Action] = []
         for resource in resources.values():
             resource.drained = self._is_drained(resource)
-            self._reopen(resource, now, actions)
+        self._reopen(resources.values(), now, actions)
         self._pump(resources.values(), now, actions)
         return actions
 
@@ -249,15 +248,42 @@ class Pool:
 
     # ---- health and lingering units (seams of HEALTH-2, HEALTH-5, POOL-12)
 
-    def set_overlay(self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float) -> Actions:
-        """Lower or restore a provider at run time (HEALTH-3). A new generation starts clean."""
+    def set_overlay(
+        self,
+        node_id: str,
+        generation: int,
+        provider_id: str,
+        unavailable: bool,
+        now: float,
+        *,
+        target: str | None = None,
+    ) -> Actions:
+        """Lower or restore a provider at run time, or one target of it alone (HEALTH-3, HEALTH-7). A new generation
+        starts clean."""
         resource = self._resource(node_id, generation, provider_id)
         if resource is None:
             return NO_ACTIONS
         actions: list[Action] = []
-        resource.lowered = unavailable
-        self._reopen(resource, now, actions)
+        if target is None:
+            resource.lowered = unavailable
+        else:
+            (resource.lowered_targets.add if unavailable else resource.lowered_targets.discard)(target)
+        self._reopen([resource], now, actions)
         self._pump([resource], now, actions)
+        return actions
+
+    def rest(self, lease: Lease, seconds: float, now: float) -> Actions:
+        """The provider that ``lease`` was for asked to be left alone with its target for so long: the candidate rests,
+        a minute at most (HEALTH-9)."""
+        resource = self._resource(lease.node_id, lease.generation, lease.provider_id)
+        until = now + min(seconds, MAX_REST_S)
+        if resource is None or until <= max(now, resource.rests.get(lease.target, 0.0)):
+            return NO_ACTIONS
+        resource.rests[lease.target] = until
+        self._rest_ids += 1
+        heappush(self._rests, (until, self._rest_ids, resource, lease.target))
+        actions: list[Action] = []
+        self._reopen([resource], now, actions)
         return actions
 
     def call_closed(self, node_id: str, generation: int, provider_id: str, now: float) -> Actions:
@@ -294,9 +320,9 @@ class Pool:
         if group is None or self._shut:
             raise self._counted(ShuttingDown() if self._shut else ModelNotFound())
         lane = group.lane_for(ticket.estimated_tokens)
-        plain = ticket.avoid_provider_id is None
+        plain = ticket.avoid_provider_id is None and not ticket.refused
         seat = lane.best() if plain else lane.best_for(lane.kind_of(ticket), ticket.tried)
-        if seat is None and (error := self.queue.objection(ticket, lane)) is not None:
+        if seat is None and (error := self.queue.objection(ticket, lane, now)) is not None:
             raise self._counted(error)
         self._places = ticket.place = self._places + 1
         if seat is not None:
@@ -380,13 +406,23 @@ class Pool:
         return ticket is not None and ticket.lease is lease
 
     def on_time(self, now: float) -> Actions:
-        """Refuse the waiters whose time is up (POOL-6)."""
-        return [Refused(ticket, self._counted(QueueTimeout())) for ticket in self.queue.expire(now)]
+        """Refuse the waiters whose time is up (POOL-6), and end the rests that are over (HEALTH-9)."""
+        actions: list[Action] = [Refused(t, self._counted(QueueTimeout())) for t in self.queue.expire(now)]
+        while self._rests and self._rests[0][0] <= now:
+            until, _, resource, target = heappop(self._rests)
+            if resource.rests.get(target) == until:
+                del resource.rests[target]
+                self._reopen([resource], now, actions)
+                self._pump([resource], now, actions)
+        return actions
 
     @property
     def next_at(self) -> float | None:
-        """When to call :meth:`on_time` next, at the latest; None while nobody waits."""
-        return self.queue.next_at
+        """When to call :meth:`on_time` next, at the latest; None while nobody waits and nothing rests."""
+        queue_at = self.queue.next_at
+        if not self._rests:
+            return queue_at
+        return self._rests[0][0] if queue_at is None else min(queue_at, self._rests[0][0])
 
     def shutdown(self, now: float) -> Actions:
         """Refuse all waiters and every later request. Leases stay until their dispatch returns them."""
@@ -511,8 +547,14 @@ class Pool:
             actions.append(Refused(ticket, self._counted(ShuttingDown() if self._shut else ModelNotFound())))
             return
         lane = group.lane_for(ticket.estimated_tokens)
-        if lane.hopeless(lane.kind_of(ticket)):
-            actions.append(Refused(ticket, self._counted(Unavailable())))
+        kind = lane.kind_of(ticket)
+        error: IopError | None = None
+        if lane.hopeless(kind):
+            error = Unavailable()
+        elif lane.asleep(kind) and (wakes_at := lane.wakes_at(kind)) >= ticket.deadline_at:
+            error = ProvidersResting(rest_s=wakes_at - now)
+        if error is not None:
+            actions.append(Refused(ticket, self._counted(error)))
             return
         self.queue.join(ticket, lane, now)
 
@@ -574,24 +616,44 @@ class Pool:
                     turn = self._turn(at)
                 actions.append(self._give(line, seat, now))
 
-    def _reopen(self, resource: Resource, now: float, actions: list[Action]) -> None:
-        """Bring ``resource.open`` in line with its switches; waiters that lose their last candidate go (POOL-4)."""
-        opened = resource.should_open()
-        if opened != resource.open:
+    def _reopen(
+        self,
+        resources: Collection[Resource],
+        now: float,
+        actions: list[Action],
+        change: Callable[[Resource], None] | None = None,
+    ) -> None:
+        """Bring providers and their seats in line with their switches, after ``change``, which is for what changes the
+        slots of long requests. Waiters that lose their last candidate go (POOL-4), and those that would wait in vain
+        for the end of a rest (HEALTH-9)."""
+        closed: dict[Lane, None] = {}
+        for resource in resources:
             for seat in resource.seats:
                 seat.lane.open -= seat.open
-            resource.open = opened
+                seat.lane.awake -= seat.awake
+            if change is not None:
+                change(resource)
+            resource.open = resource.should_open()
             for seat in resource.seats:
+                seat.refresh()
                 seat.lane.open += seat.open
-        for seat in resource.seats:
-            if opened:
-                seat.lane.offer(seat)
-                continue
-            lane = seat.lane
-            for kind in [kind for kind in lane.kinds if lane.hopeless(kind)]:
-                for line in list(lane.kinds[kind].values()):
-                    while line.live:
-                        actions.append(Refused(self.queue.take(line, now), self._counted(Unavailable())))
+                seat.lane.awake += seat.awake
+                if seat.awake:
+                    seat.lane.offer(seat)
+                else:
+                    closed[seat.lane] = None
+        for lane in closed:
+            for kind in list(lane.kinds):
+                if lane.hopeless(kind):
+                    for line in list(lane.kinds[kind].values()):
+                        while line.live:
+                            actions.append(Refused(self.queue.take(line, now), self._counted(Unavailable())))
+                elif lane.asleep(kind):
+                    wakes_at = lane.wakes_at(kind)
+                    for ticket in lane.late(kind, wakes_at):
+                        assert ticket.line is not None
+                        self.queue.leave(ticket, ticket.line, now)
+                        actions.append(Refused(ticket, self._counted(ProvidersResting(rest_s=wakes_at - now))))
 
     # ---- self-check
 

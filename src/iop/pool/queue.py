@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from iop.errors import IopError, QueueFull, Unavailable
+from iop.errors import IopError, ProvidersResting, QueueFull, Unavailable
 from iop.pool.deadlines import Deadlines
 from iop.pool.lane import Lane, Line
 from iop.pool.lease import Ticket
@@ -24,10 +24,14 @@ class Queue:
         self._deadlines = Deadlines()
         self._principals: dict[str, int] = {}  # no entry is 0, so it is as small as the queue
 
-    def objection(self, ticket: Ticket, lane: Lane) -> IopError | None:
-        """What keeps a newcomer from waiting in ``lane``, if anything."""
-        if lane.hopeless(lane.kind_of(ticket)):
+    def objection(self, ticket: Ticket, lane: Lane, now: float) -> IopError | None:
+        """What keeps a newcomer from waiting in ``lane``, if anything. One whose candidates all rest does not wait
+        (HEALTH-9)."""
+        kind = lane.kind_of(ticket)
+        if lane.hopeless(kind):
             return Unavailable()
+        if lane.asleep(kind):
+            return ProvidersResting(rest_s=lane.wakes_at(kind) - now)
         if lane.group.waiting >= self.limits.max_waiters:
             return QueueFull()
         if self._principals.get(ticket.principal, 0) >= self.limits.max_waiters_per_principal:

@@ -60,11 +60,13 @@ class Resource:
         "long_capacity",
         "long_threshold_tokens",
         "lowered",
+        "lowered_targets",
         "missing",
         "node_id",
         "open",
         "provider_id",
         "removed",
+        "rests",
         "seats",
         "spec",
     )
@@ -77,6 +79,8 @@ class Resource:
         self.draining = False  # its node takes no more work (SUP-5)
         self.drained = False  # an operator wants it to take no more, over reconnects and refreshes
         self.lowered = False  # the overlay says unavailable (HEALTH-3)
+        self.lowered_targets: set[str] = set()  # of these it does, and not of the others (HEALTH-7)
+        self.rests: dict[str, float] = {}  # targets that asked for a pause, and when it is over (HEALTH-9)
         self.removed = False  # no longer configured; lives on until its last lease returned
         self.awaited = False  # the node has yet to acknowledge what brings or changes this one
         self.missing = False  # the node does not have it
@@ -93,6 +97,8 @@ class Resource:
     def adopt(self, spec: ProviderSpec) -> None:
         """Take over ``spec`` whole: the node has acknowledged it, or will start with it."""
         self.awaited = self.missing = False
+        if self.rests and (spec.kind, spec.backend) != (self.kind, self.backend):
+            self.rests.clear()  # it was another one that asked
         self.kind: str = spec.kind
         self.backend: Hashable = spec.backend
         self._take(spec, *_capacities(spec))
@@ -152,6 +158,7 @@ class Resource:
         """A new generation is ready. What the node still holds from before lingers (POOL-12); health starts clean."""
         self.generation = generation
         self.draining = self.lowered = False
+        self.lowered_targets.clear()
         self.lingering = held
         self.adopt(self.spec)
 
@@ -161,6 +168,7 @@ class Resource:
         self.leases.clear()
         self.generation = self.long_busy = self.lingering = 0
         self.draining = self.lowered = self.awaited = self.missing = False
+        self.lowered_targets.clear()
         self.reload()
         return tickets
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from iop.errors import ModelNotFound, QueueFull, QueueTimeout, ShuttingDown, Unavailable
+from iop.errors import ModelNotFound, ProvidersResting, QueueFull, QueueTimeout, ShuttingDown, Unavailable
 from iop.pool.lease import ReleaseCause
 
 __all__ = ["REFUSALS", "Stats"]
 
 #: The error codes that the pool refuses with.
-REFUSALS = tuple(e.code for e in (ModelNotFound, Unavailable, QueueFull, QueueTimeout, ShuttingDown))
+REFUSALS = tuple(e.code for e in (ModelNotFound, Unavailable, QueueFull, QueueTimeout, ProvidersResting, ShuttingDown))
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ def test_unknown_model_and_no_candidate_are_refused_at_once() -> None:
         "unavailable": 2,
         "queue_full": 0,
         "queue_timeout": 0,
+        "providers_resting": 0,
         "shutting_down": 0,
     }
 
