@@ -9,7 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from iop.pool.health import FIRST_ASK_S, LAST_ASK_S, Evidence, Identity, Known, Overlay, ProviderKey, Result, Source
+from iop.execution.failure import HealthReason
+from iop.pool.evidence import Evidence, Identity, Known, Look, ProviderKey, Question, Result, Source
+from iop.pool.health import FIRST_ASK_S, LAST_ASK_S, Overlay
 
 NODES, PROVIDERS, ADAPTERS, TARGETS = ("n1", "n2"), ("p", "q"), ("vllm", "ollama"), ("t", "u")
 HEALTHS = ("available", "unavailable", "unknown", "unspecified")
@@ -23,13 +25,15 @@ def pick(choices: tuple[str, ...], index: int) -> str:
 
 @dataclass
 class Story:
-    """What counted of one provider in one generation, in order."""
+    """What counted of one provider in one generation, in order. What is down is under its target, or None for the
+    provider: what lowered it, and the backend that it had."""
 
     heard: list[tuple[int, str, str, str]] = field(default_factory=list)  # number, adapter, target, health
-    down: Identity | None = None
-    backend: object = None
-    asked: bool = False
-    waits: int = 0  # answers since it was lowered
+    down: dict[str | None, tuple[Question, object]] = field(default_factory=dict)
+    asked: set[str | None] = field(default_factory=set)  # of what is down
+    wanted: bool = True  # a look is to come, or under way
+    looking: bool = False
+    looked: Look | None = None
 
 
 class HealthMachine(RuleBasedStateMachine):
@@ -41,7 +45,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.ready: dict[str, int] = {}
         self.known: dict[ProviderKey, Known] = {}
         self.stories: dict[tuple[ProviderKey, int], Story] = {}
-        self.questions: list[Identity] = []
+        self.questions: list[Question] = []
         self.lowered = self.restored = self.ended = 0  # changes, as the overlay told them
         self.configure(0, 0, 0)
 
@@ -50,6 +54,7 @@ class HealthMachine(RuleBasedStateMachine):
     @rule(without=small, adapter=small, fewer=small)
     def configure(self, without: int, adapter: int, fewer: int) -> None:
         keys = [(node, provider) for node in NODES for provider in PROVIDERS]
+        configured = self.known
         self.known = {
             key: Known(pick(ADAPTERS, adapter // 8), adapter // 9, frozenset(TARGETS if fewer % 3 else ("t",)))
             for i, key in enumerate(keys)
@@ -59,21 +64,35 @@ class HealthMachine(RuleBasedStateMachine):
         for (key, generation), story in list(self.stories.items()):
             if self.ready.get(key[0]) != generation:
                 continue
-            known, down = self.known.get(key), story.down
+            known, before = self.known.get(key), configured.get(key)
             if known is None:
-                if down is not None:
-                    expected.add((key, "offline"))
+                expected |= {(key, scope, "offline") for scope in story.down}
                 del self.stories[key, generation]
-            elif down is not None and (
-                down.adapter != known.adapter or down.target not in known.targets or story.backend != known.backend
-            ):
-                expected.add((key, "available"))
-                story.down = None
+                continue
+            for scope, (question, backend) in list(story.down.items()):
+                said = question.asked
+                if said.adapter != known.adapter or said.target not in known.targets or backend != known.backend:
+                    expected.add((key, scope, "available"))
+                    del story.down[scope]
+                    story.asked.discard(scope)
+            assert before is not None
+            if known[:2] != before[:2]:
+                story.looked = None
+            if known != before and (known.targets - before.targets or story.looked is None or story.wanted):
+                story.wanted, story.looking = True, False
+        self.welcome()
         changes = self.overlay.configure(self.known)
-        assert {((c.node_id, c.provider_id), c.after) for c in changes} == expected
+        assert {((c.node_id, c.provider_id), c.target, c.after) for c in changes} == expected
         assert all(c.before == "unavailable" and c.generation == self.ready[c.node_id] for c in changes)
-        self.restored += sum(after == "available" for _, after in expected)
-        self.ended += sum(after == "offline" for _, after in expected)
+        self.restored += sum(after == "available" for *_, after in expected)
+        self.ended += sum(after == "offline" for *_, after in expected)
+
+    def welcome(self) -> None:
+        """What is configured at a ready node and was not there before is to be looked at."""
+        for key in self.known:
+            generation = self.ready.get(key[0])
+            if generation is not None:
+                self.stories.setdefault((key, generation), Story())
 
     @rule(node=small)
     def connect(self, node: int) -> None:
@@ -82,6 +101,7 @@ class HealthMachine(RuleBasedStateMachine):
             self.generation += 1
             self.ready[node_id] = self.generation
             self.overlay.begin(node_id, self.generation)
+            self.welcome()
 
     @rule(node=small, back=st.integers(0, 2))
     def disconnect(self, node: int, back: int) -> None:
@@ -92,8 +112,8 @@ class HealthMachine(RuleBasedStateMachine):
         if back or not generation:
             assert changes == []
             return
-        down = {k[1] for (k, g), s in self.stories.items() if g == generation and s.down is not None}
-        assert {c.provider_id for c in changes} == down
+        down = {(k[1], scope) for (k, g), s in self.stories.items() if g == generation for scope in s.down}
+        assert {(c.provider_id, c.target) for c in changes} == down
         self.ended += len(changes)
         del self.ready[node_id]
 
@@ -116,10 +136,14 @@ class HealthMachine(RuleBasedStateMachine):
         story.heard.append(words)
         return story
 
-    @rule(node=small, provider=small, adapter=small, about=small, old=small, health=small, means=small, seq=small)
+    @rule(
+        node=small, provider=small, adapter=small, about=small, old=small, health=small, means=small, seq=small,
+        why=st.sampled_from([None, *HealthReason]), alone=st.booleans(),
+    )  # fmt: skip
     def hear(
-        self, node: int, provider: int, adapter: int, about: int, old: int, health: int, means: int, seq: int
-    ) -> None:
+        self, node: int, provider: int, adapter: int, about: int, old: int, health: int, means: int, seq: int,
+        why: HealthReason | None, alone: bool,
+    ) -> None:  # fmt: skip
         node_id = pick(NODES, node)
         key = node_id, pick(PROVIDERS, provider)
         known = self.known.get(key)
@@ -132,14 +156,17 @@ class HealthMachine(RuleBasedStateMachine):
         meaning = None if means < 3 else MEANS.get(word, "unspecified") if means < 9 else "provider_unhealthy"
         sound = word in MEANS and meaning in (None, MEANS[word])
         source = Source.OBSERVATION if meaning is None else Source.TERMINAL
-        verdict = self.overlay.heard(Evidence(source, said, word, meaning, number), self.now)
+        verdict = self.overlay.heard(Evidence(source, said, word, meaning, number, why, alone), self.now)
+        scope = said.target if alone and source is Source.OBSERVATION else None
         judged = self.judge(said, word, sound, number)
         if isinstance(judged, Result):
             assert (verdict.result, verdict.change) == (judged, None)
-        elif word == "unavailable" and judged.down is None:
+        elif word == "unavailable" and scope not in judged.down:
             assert verdict.result is Result.APPLIED
             assert verdict.change is not None
-            judged.down, judged.backend, judged.waits = said, self.known[key].backend, 0
+            assert verdict.change.target == scope
+            reason = HealthReason.STALLED if source is Source.TERMINAL else why or HealthReason.FAILING
+            judged.down[scope] = Question(said, scope, reason), self.known[key].backend
             self.lowered += 1
         else:
             assert (verdict.result, verdict.change) == (Result.NOOP, None)
@@ -151,14 +178,22 @@ class HealthMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.now += seconds
         due = self.overlay.due(self.now)
-        for asked in due:
+        for question in due:
+            asked = question.asked
             story = self.stories[asked[0:3:2], asked.generation]
-            assert story.down == asked, "asked is exactly what lowered it"
-            assert not story.asked, "two questions about one provider"
-            story.asked = True
+            if question.targets:
+                known = self.known[asked[0:3:2]]
+                assert question.targets == tuple(sorted(known.targets))
+                assert (asked.adapter, story.wanted, story.looking) == (known.adapter, True, False), "a second look"
+                story.looking = True
+                continue
+            assert story.down[question.scope][0] == question, "asked is exactly what lowered it, and why"
+            assert question.scope not in story.asked, "two questions about one thing"
+            story.asked.add(question.scope)
         self.questions += due
         for story in self.present():
-            assert story.asked or story.down is None or self.overlay.next_at is not None
+            assert story.asked >= set(story.down) or self.overlay.next_at is not None
+            assert story.looking or not story.wanted or self.overlay.next_at is not None, "it is not looked at"
         if self.overlay.next_at is not None:
             assert 0 < self.overlay.next_at - self.now <= LAST_ASK_S
 
@@ -166,19 +201,24 @@ class HealthMachine(RuleBasedStateMachine):
     def answer(self, index: int, health: int, seq: int, wrong: int) -> None:
         if not self.questions:
             return
-        asked = self.questions.pop(index % len(self.questions))
+        question = self.questions.pop(index % len(self.questions))
+        asked, scope = question.asked, question.scope
+        if question.targets:
+            self.see(question, Look(frozenset(question.targets[:health]), health % 2 > 0) if wrong < 7 else None)
+            return
         said = [asked, asked._replace(target="other"), asked._replace(adapter=""), None][max(0, wrong - 6)]
         word = pick(HEALTHS, health // 2)
         story = self.stories.get((asked[0:3:2], asked.generation))
         if story is None or self.ready.get(asked.node_id) != asked.generation:
-            result = self.overlay.answered(asked, said, word, 99, self.now)
+            result = self.overlay.answered(question, said, word, 99, self.now)
             assert (result.result, result.change) == (Result.FOREIGN, None)
             return
         newest = max((n for n, *_ in story.heard), default=0)
         number = max(0, newest - 1 + seq)
-        verdict = self.overlay.answered(asked, said, word, number, self.now)
-        story.asked = False
-        story.waits += 1
+        verdict = self.overlay.answered(question, said, word, number, self.now)
+        down = story.down.get(scope, (None, None))[0]
+        if down == question:
+            story.asked.discard(scope)
         if said is None:
             expected: Result | Story = Result.NOOP
         elif said != asked:
@@ -187,13 +227,27 @@ class HealthMachine(RuleBasedStateMachine):
             expected = self.judge_answer(story, said, word, number)
         if isinstance(expected, Result):
             assert (verdict.result, verdict.change) == (expected, None)
-        elif word == "available" and story.down == asked:
+        elif word == "available" and down == question:
             assert verdict.result is Result.APPLIED
             assert verdict.change is not None
-            story.down = None
+            assert verdict.change.target == scope
+            del story.down[scope]
             self.restored += 1
         else:
             assert (verdict.result, verdict.change) == (Result.NOOP, None)
+
+    def see(self, question: Question, found: Look | None) -> None:
+        """What a look found, or that it found nothing."""
+        asked = question.asked
+        self.overlay.seen(question, found, self.now)
+        story = self.stories.get((asked[0:3:2], asked.generation))
+        if story is None or self.ready.get(asked.node_id) != asked.generation or not story.looking:
+            return
+        known = self.known[asked[0:3:2]]
+        if question.targets == tuple(sorted(known.targets)) and asked.adapter == known.adapter:
+            story.looking = False
+            if found is not None:
+                story.wanted, story.looked = False, found
 
     @staticmethod
     def judge_answer(story: Story, said: Identity, word: str, number: int) -> Result | Story:
@@ -209,14 +263,20 @@ class HealthMachine(RuleBasedStateMachine):
     @rule(index=small)
     def postpone(self, index: int) -> None:
         if self.questions:
-            asked = self.questions.pop(index % len(self.questions))
-            self.overlay.postponed(asked, self.now)
+            question = self.questions.pop(index % len(self.questions))
+            asked = question.asked
+            self.overlay.postponed(question, self.now)
             story = self.stories.get((asked[0:3:2], asked.generation))
-            if story is not None:
-                story.asked = False
-                assert story.down is None or self.ready.get(asked.node_id) != asked.generation or (
-                    self.overlay.next_at is not None and self.overlay.next_at <= self.now + FIRST_ASK_S
-                )  # fmt: skip
+            if story is None or self.ready.get(asked.node_id) != asked.generation:
+                return
+            if question.targets:
+                known = self.known[asked[0:3:2]]
+                if question.targets == tuple(sorted(known.targets)) and asked.adapter == known.adapter:
+                    story.looking = False
+            elif story.down.get(question.scope, (None, None))[0] == question:
+                story.asked.discard(question.scope)
+                assert self.overlay.next_at is not None
+                assert self.overlay.next_at <= self.now + FIRST_ASK_S
 
     # -- what always holds
 
@@ -226,16 +286,22 @@ class HealthMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.overlay.validate()
+        present = {key: s for (key, generation), s in self.stories.items() if self.ready.get(key[0]) == generation}
         down = {
-            key
-            for (key, generation), story in self.stories.items()
-            if story.down is not None and self.ready.get(key[0]) == generation
+            (key, scope, question.reason)
+            for key, story in present.items()
+            for scope, (question, _) in story.down.items()
         }
         keys = {(node, provider) for node in NODES for provider in PROVIDERS}
-        assert {key for key in keys if self.overlay.lowering(*key) is not None} == down
+        found = {(k, scope, low.reason) for k in keys for scope, low in self.overlay.lowerings(*k).items()}
+        assert found == down
+        for key in keys:
+            assert self.overlay.looked(*key) == (present[key].looked if key in present else None)
         assert self.overlay.lowered == len(down) == self.lowered - self.restored - self.ended
 
 
 TestHealth = HealthMachine.TestCase
 TestHealth.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
-TestHealth = pytest.mark.req("HEALTH-2", "HEALTH-3", "HEALTH-4", "HEALTH-5")(TestHealth)
+TestHealth = pytest.mark.req("HEALTH-2", "HEALTH-3", "HEALTH-4", "HEALTH-5", "HEALTH-7", "HEALTH-8", "HEALTH-10")(
+    TestHealth
+)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
+from typing import Any
 
 from iop import __version__
 from iop._fast import frame
@@ -65,11 +66,23 @@ class RawLink:
                     return found
 
     async def question(self) -> m.NodeCommandRequest:
-        """The next CAPABILITIES of the edge; everything else before it is dropped."""
+        """The next CAPABILITIES of the edge about what is lowered; everything else before it is dropped."""
+        return await self._command(look=False)
+
+    async def seen(self, **found: Any) -> m.NodeCommandRequest:
+        """The next look at a provider, which is answered with what is ``found``; everything else before it is dropped
+        (HEALTH-10)."""
+        asked = await self._command(look=True)
+        where = {"provider_id": asked.provider_id, "adapter": asked.adapter, "target": asked.target}
+        self.send(codec.encode(m.NodeCommandResponse(asked.command_id, **where, **found)))
+        return asked
+
+    async def _command(self, *, look: bool) -> m.NodeCommandRequest:
         while True:
             envelope = await self.frame()
             found = codec.decode(envelope) if frame.decode(envelope) is None else None
-            if isinstance(found, m.NodeCommandRequest) and found.command is m.NodeCommand.CAPABILITIES:
+            asked = isinstance(found, m.NodeCommandRequest) and found.command is m.NodeCommand.CAPABILITIES
+            if asked and look == bool(found.targets):
                 return found
 
     async def register(self, token: str, *, version: int = limits.PROTOCOL_VERSION) -> m.RegisterResponse:

@@ -37,7 +37,7 @@ from iop.net.loop import Runtime
 from iop.observability import logs
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Known, ProviderKey
+from iop.pool.evidence import Known, ProviderKey
 from iop.pool.pool import Pool
 from iop.wire import limits
 from iop.wire import messages as m
@@ -309,13 +309,15 @@ class Edge:
     def status(self) -> dict[str, Any]:
         """The body of ``/admin/status``."""
         snapshot = self.pool.snapshot(self.dispatcher.now)
-        engines = self.nodes.engine_figures()
+        engines, health = self.nodes.engine_figures(), self.nodes.health
         nodes: list[dict[str, Any]] = cast("Any", snapshot["nodes"])  # rows of our own by now: they are added to
         for node in nodes:
             node.update(self.nodes.config_of(node["id"]))
             for provider in node["providers"]:
-                provider.update(self.nodes.health.status(node["id"], provider["id"]))
+                health.show(node["id"], provider)
                 provider.update(engine_fields(engines.get(provider["id"])))
+        for candidate in (row for model in snapshot["models"] for row in model["candidates"]):
+            health.show_candidate(cast("Any", candidate))
         return {
             "edge": {
                 "id": self.config.edge.id,

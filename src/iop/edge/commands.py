@@ -8,7 +8,7 @@ number is bounded. An answer that nobody waits for any more is dropped.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from iop.errors import (
@@ -64,6 +64,8 @@ class Commands:
         target: str = "",
         argument: bytes = b"",
         body: bytes = b"",
+        reason: m.HealthReason = m.HealthReason.UNSPECIFIED,
+        targets: Sequence[str] = (),
     ) -> int:
         """Sends a command and returns its id; ``done`` hears its end, later and once.
 
@@ -76,8 +78,9 @@ class Commands:
         timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         command_id = self._last_id + 1
         request = m.NodeCommandRequest(
-            command_id, command, provider_id, adapter, target, int(timeout_s * 1000), argument=argument, body=body
-        )
+            command_id, command, provider_id, adapter, target, int(timeout_s * 1000), argument=argument, body=body,
+            reason=reason, targets=list(targets),
+        )  # fmt: skip
         try:
             self._send(request)
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""Health at the edge: what nodes report lowers providers, and CAPABILITIES brings them back (HEALTH-1 … HEALTH-6).
+"""Health at the edge: what nodes report lowers providers, and CAPABILITIES brings them back (HEALTH-1 … HEALTH-10).
 
 :class:`iop.pool.health.Overlay` decides; here its questions are put on the nodes' links, its changes are told to the
 pool, and all evidence is counted. One timer serves all providers. A node may say what it likes as often as it likes:
@@ -15,11 +15,26 @@ from typing import Any
 
 from iop.edge.commands import Commands
 from iop.errors import IopError, NodeDisconnected
+from iop.execution.failure import HealthReason
 from iop.net.wheel import Timer, Wheel
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Change, Evidence, Identity, Known, Overlay, OverlayState, ProviderKey, Source, Verdict
+from iop.pool.evidence import (
+    Change,
+    Evidence,
+    Identity,
+    Known,
+    Look,
+    Lowering,
+    OverlayState,
+    ProviderKey,
+    Question,
+    Source,
+    Verdict,
+)
+from iop.pool.health import Overlay
 from iop.pool.lease import Actions, Lease
 from iop.pool.pool import Pool
+from iop.wire import limits
 from iop.wire import messages as m
 
 __all__ = ["Health"]
@@ -63,8 +78,9 @@ class Health:
         self._watch()
 
     def ready(self, node_id: str, generation: int) -> None:
-        """The node is ready for dispatch: everything starts clean."""
+        """The node is ready for dispatch: everything starts clean, and is looked at."""
         self.overlay.begin(node_id, generation)
+        self._watch()
 
     def lost(self, node_id: str, generation: int) -> None:
         """The generation is over, and the pool has forgotten its overlay by itself."""
@@ -72,18 +88,32 @@ class Health:
             self._count(change)
         self._watch()
 
-    def status(self, node_id: str, provider_id: str) -> dict[str, Any]:
-        """A provider's part of ``/admin/status``: since when it is unavailable, and what said so; None if it is not."""
-        lowering = self.overlay.lowering(node_id, provider_id)
-        if lowering is None:
-            return {"lowered": None}
+    def show(self, node_id: str, row: dict[str, Any]) -> None:
+        """Adds to a provider's row of ``/admin/status``: since when it is unavailable, what said so and why, or None;
+        the same for each of its targets that is; and what the look at it found (HEALTH-10). What was not looked at, or
+        is no API, is not shown as available."""
+        provider_id = row["id"]
+        lowerings, look = self.overlay.lowerings(node_id, provider_id), self.overlay.looked(node_id, provider_id)
+        own = lowerings.get(None)
+        unclear = self.overlay.unseen(node_id, provider_id) or (look is not None and look.not_an_api)
+        if row["health"] == "available" and unclear:
+            row["health"] = "unknown"
+        row["lowered"] = self._shown(own) if own is not None else None
+        row["lowered_targets"] = {target: self._shown(low) for target, low in lowerings.items() if target is not None}
+        row["note"] = _note(look)
+
+    def show_candidate(self, row: dict[str, Any]) -> None:
+        """Adds to a candidate's row whether the look at its provider found its target in the list."""
+        look = self.overlay.looked(row["node"], row["provider"])
+        row["note"] = "not listed" if look is not None and row["target"] in look.not_listed else None
+
+    def _shown(self, lowering: Lowering) -> dict[str, Any]:
         since = time.time() - (self._wheel.now - lowering.at)
         return {
-            "lowered": {
-                "since": round(since, 1),
-                "source": lowering.source.value,
-                "classification": lowering.classification.value,
-            }
+            "since": round(since, 1),
+            "source": lowering.source.value,
+            "classification": lowering.classification.value,
+            "reason": lowering.reason.value,
         }
 
     # ---- evidence ----------------------------------------------------------------------------------------------------
@@ -106,13 +136,14 @@ class Health:
         return m.ProviderHealth[verdict.health.name] if current else None
 
     def observed(self, node_id: str, generation: int, seen: m.HealthObservation) -> None:
-        """A node says by itself how a provider is (HEALTH-6)."""
+        """A node says by itself how a provider is, or one of its targets (HEALTH-6, HEALTH-7)."""
         said = Identity(node_id, generation, seen.provider_id, seen.adapter, seen.target)
         word, seq = _word(seen.provider_health), seen.health_observation_seq
-        evidence = Evidence(Source.OBSERVATION, said, word, None, seq)
+        target_only = seen.scope is m.HealthScope.TARGET
+        evidence = Evidence(Source.OBSERVATION, said, word, None, seq, _REASONS.get(seen.reason), target_only)
         self._take(Source.OBSERVATION, self.overlay.heard(evidence, self._wheel.now))
 
-    # ---- questions (HEALTH-4, HEALTH-5) ------------------------------------------------------------------------------
+    # ---- questions (HEALTH-4, HEALTH-5, HEALTH-10) -------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Sees to it that the next question is put in time."""
@@ -125,40 +156,47 @@ class Health:
 
     def _due(self) -> None:
         self._timer = None
-        for asked in self.overlay.due(self._wheel.now):
-            self._ask(asked)
+        for question in self.overlay.due(self._wheel.now):
+            self._ask(question)
         self._watch()
 
-    def _ask(self, asked: Identity) -> None:
-        now = self._wheel.now
+    def _ask(self, question: Question) -> None:
+        now, asked, reason = self._wheel.now, question.asked, question.reason
         commands = self._commands(asked.node_id, asked.generation)
         if commands is None or commands.outstanding >= ASKED_AT_ONCE:
-            self.overlay.postponed(asked, now)
+            self.overlay.postponed(question, now)
             return
         try:
             commands.start(
                 m.NodeCommand.CAPABILITIES,
-                lambda answer: self._answered(asked, answer),  # of this connection, and no other
+                lambda answer: self._answered(question, answer),  # of this connection, and no other
                 now,
                 timeout_s=ANSWER_S,
                 provider_id=asked.provider_id,
                 adapter=asked.adapter,
                 target=asked.target,
+                reason=m.HealthReason[reason.name] if reason is not None else m.HealthReason.UNSPECIFIED,
+                targets=question.targets[: limits.MAX_LISTED_MODELS],
             )
         except IopError:
-            self.overlay.postponed(asked, now)
+            self.overlay.postponed(question, now)
 
-    def _answered(self, asked: Identity, answer: m.NodeCommandResponse | IopError) -> None:
-        now = self._wheel.now
+    def _answered(self, question: Question, answer: m.NodeCommandResponse | IopError) -> None:
+        now, asked = self._wheel.now, question.asked
         if isinstance(answer, NodeDisconnected):
-            self.overlay.postponed(asked, now)  # the end of its generation is about to be told
+            self.overlay.postponed(question, now)  # the end of its generation is about to be told
+            return
+        if question.targets:
+            found = None if isinstance(answer, IopError) else Look(frozenset(answer.not_listed), answer.not_an_api)
+            self.overlay.seen(question, found, now)
+            self._watch()
             return
         if isinstance(answer, IopError):
-            verdict = self.overlay.answered(asked, None, "unknown", 0, now)
+            verdict = self.overlay.answered(question, None, "unknown", 0, now)
         else:
             said = Identity(asked.node_id, asked.generation, answer.provider_id, answer.adapter, answer.target)
             health, seq = _word(answer.provider_health), answer.health_observation_seq
-            verdict = self.overlay.answered(asked, said, health, seq, now)
+            verdict = self.overlay.answered(question, said, health, seq, now)
         self._take(Source.CAPABILITIES, verdict)
         self._watch()
 
@@ -193,13 +231,25 @@ class Health:
 
     def _changed(self, change: Change) -> None:
         self._count(change)
-        node_id, generation, provider_id, _, after = change
+        node_id, generation, provider_id, target, _, after = change
         if self._pool.units_of(node_id, provider_id) is not None:  # else it is gone from the configuration, too
-            unavailable = after is OverlayState.UNAVAILABLE
-            self._perform(self._pool.set_overlay(node_id, generation, provider_id, unavailable, self._wheel.now))
+            unavailable, now = after is OverlayState.UNAVAILABLE, self._wheel.now
+            self._perform(self._pool.set_overlay(node_id, generation, provider_id, unavailable, now, target=target))
 
     def _count(self, change: Change) -> None:
         self._metrics.health_transitions[change.before.value, change.after.value].value += 1
+
+
+_REASONS = {m.HealthReason[reason.name]: reason for reason in HealthReason}
+
+
+def _note(look: Look | None) -> str | None:
+    """What a look found, for people."""
+    if look is None:
+        return None
+    if look.not_an_api:
+        return "not an API: /v1 missing?"
+    return "not listed: " + ", ".join(sorted(look.not_listed)) if look.not_listed else None
 
 
 def _word(value: m.ProviderHealth | m.LivenessClassification) -> str:

@@ -14,7 +14,7 @@ from iop.edge.front import Access, ModelInfo
 from iop.edge.keys import Key
 from iop.errors import ConfigError
 from iop.net.http.exchange import ServerLimits
-from iop.pool.health import Known, ProviderKey
+from iop.pool.evidence import Known, ProviderKey
 from iop.pool.specs import Candidate, GroupSpec, ProviderSpec, QueueLimits
 from iop.wire import codec
 from iop.wire import messages as m

@@ -20,7 +20,7 @@ from iop.edge.keychain import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
-from iop.pool.health import Known, ProviderKey
+from iop.pool.evidence import Known, ProviderKey
 from iop.wire import messages as m
 
 __all__ = ["Prepared", "Reloaded", "Reloader"]

@@ -111,7 +111,7 @@ class Commands:
             request.command_id, provider_id=request.provider_id, adapter=request.adapter, target=request.target
         )
         if request.targets:
-            seen, answer.health_observation_seq = await self._health.look(provider, request.targets)
+            seen = await self._health.look(provider, request.targets)  # shown, and no evidence: it has no number
             health = seen.finding.health
             answer.not_listed, answer.not_an_api = list(seen.not_listed), seen.not_an_api
         else:

@@ -100,14 +100,14 @@ class Health:
         self.ask(provider, target, "command", tell, reason)
         return (await heard).health, self.number()
 
-    async def look(self, provider: Provider, targets: Sequence[str]) -> tuple[Look, int]:
+    async def look(self, provider: Provider, targets: Sequence[str]) -> Look:
         """One look at a provider for all of its targets; what is dead is reported as if a call had found it
         (HEALTH-10)."""
         found = await look(provider, targets)
         self._metrics.probes["command", found.finding.health.value].value += 1
         if found.finding.health is ProviderHealth.UNAVAILABLE:
             self.tell(provider, targets[0], found.finding)
-        return found, self.number()
+        return found
 
     async def _ask_of_stall(self, provider: Provider, target: str) -> Finding:
         """The probe and the engine's figures of a call that has stalled, or may have: within one bound."""

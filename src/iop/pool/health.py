@@ -1,9 +1,8 @@
-"""What nodes say of their providers' health, and what follows from it: the overlay (HEALTH-1 … HEALTH-5).
+"""What nodes say of their providers' health, and what follows from it: the overlay (HEALTH-1 … HEALTH-10).
 
-The overlay lies over the configuration, which it never changes: a provider that it shows as unavailable is no candidate
-until it is restored, and no longer than its node's connection lives.
-
-::
+The overlay lies over the configuration, which it never changes: what it shows as unavailable, a provider or one target
+of a provider, is no candidate until it is restored, and no longer than its node's connection lives. Provider and target
+are lowered and restored each for itself, by the evidence about it::
 
                      fresh unavailable                                   the generation ended, or the
                  ┌──────────────────────► unavailable ──────────────────► provider is not configured any more
@@ -15,160 +14,80 @@ until it is restored, and no longer than its node's connection lives.
 
 Each observation carries a number that grows over its connection. Evidence of one provider counts in that order and
 once: what is not newer than the newest heard of it is stale. Evidence counts if it fits what is configured, exactly, or
-it is foreign; so nothing lowers a provider that CAPABILITIES could not be asked about.
+it is foreign; so nothing is lowered that CAPABILITIES could not be asked about.
+
+Each provider of a node that has become ready, or that a configuration brings, is looked at once (HEALTH-10). What a
+look finds is shown, and lowers nothing: a node reports a dead provider by itself.
 
 Like everything here this is a synchronous machine: the driver brings the time, asks what :meth:`Overlay.due` names, and
-carries out the changes. It holds at most one record per configured provider.
+carries out the changes. It holds at most one record per configured provider, and in it one lowering per target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from enum import StrEnum
-from typing import NamedTuple
 
 from iop.errors import InvalidTransition
-from iop.execution.failure import CLASSIFICATION_OF, LivenessClassification, ProviderHealth, normalise_evidence
+from iop.execution.failure import HealthReason, ProviderHealth
+from iop.pool.evidence import (
+    TRANSITIONS,
+    Change,
+    Event,
+    Evidence,
+    Identity,
+    Known,
+    Look,
+    Lowering,
+    OverlayState,
+    ProviderKey,
+    Question,
+    Result,
+    Source,
+    Verdict,
+    read_evidence,
+)
 
-__all__ = [
-    "FIRST_ASK_S",
-    "JITTER",
-    "LAST_ASK_S",
-    "TRANSITIONS",
-    "Change",
-    "Event",
-    "Evidence",
-    "Identity",
-    "Known",
-    "Lowering",
-    "Overlay",
-    "OverlayState",
-    "ProviderKey",
-    "Result",
-    "Source",
-    "Verdict",
-]
+__all__ = ["FIRST_ASK_S", "JITTER", "LAST_ASK_S", "Overlay"]
 
-FIRST_ASK_S, LAST_ASK_S = 1.0, 30.0  # from the lowering, or from an answer, to the next question (HEALTH-4)
+FIRST_ASK_S, LAST_ASK_S = 1.0, 15.0  # from the lowering, or from an answer, to the next question (HEALTH-4)
 JITTER = 0.1  # of a wait is cut off at random, so that providers that fell together are not asked together
 
-ProviderKey = tuple[str, str]  # node, provider
+
+class _Asking:
+    """What is to be asked about, and when. ``asked``: a question is under way."""
+
+    __slots__ = ("asked", "backoff_s", "next_ask_at", "question")
+
+    def __init__(self, question: Question, next_ask_at: float) -> None:
+        self.question = question
+        self.asked = False
+        self.backoff_s = FIRST_ASK_S
+        self.next_ask_at = next_ask_at
 
 
-class OverlayState(StrEnum):
-    """Of a provider in the overlay. ``offline``: it is not in it any more."""
+class _Lowered(_Asking):
+    """A provider or a target that is unavailable; ``backend`` is the one that it was lowered with."""
 
-    AVAILABLE = "available"
-    UNAVAILABLE = "unavailable"
-    OFFLINE = "offline"
+    __slots__ = ("backend", "lowering")
 
-
-class Event(StrEnum):
-    LOWERED = "lowered"
-    RESTORED = "restored"
-    ENDED = "ended"
-
-
-TRANSITIONS: dict[tuple[OverlayState, Event], OverlayState] = {
-    (OverlayState.AVAILABLE, Event.LOWERED): OverlayState.UNAVAILABLE,
-    (OverlayState.AVAILABLE, Event.ENDED): OverlayState.OFFLINE,
-    (OverlayState.UNAVAILABLE, Event.RESTORED): OverlayState.AVAILABLE,
-    (OverlayState.UNAVAILABLE, Event.ENDED): OverlayState.OFFLINE,
-}
-
-
-class Source(StrEnum):
-    """Who brought it: a stall's terminal, an answer to CAPABILITIES, a node by itself."""
-
-    TERMINAL = "terminal"
-    CAPABILITIES = "capabilities"
-    OBSERVATION = "observation"
-
-
-class Result(StrEnum):
-    """What became of evidence. ``applied``: it lowered or restored. ``noop``: sound and new, and nothing to change.
-    ``stale``: not newer than what was heard. ``foreign``: of another generation, or not what is configured or was
-    asked. ``malformed``: no health that exists. ``ambiguous``: it names itself in part only, or has the number of
-    another observation."""
-
-    APPLIED = "applied"
-    NOOP = "noop"
-    STALE = "stale"
-    FOREIGN = "foreign"
-    MALFORMED = "malformed"
-    AMBIGUOUS = "ambiguous"
-
-
-class Identity(NamedTuple):
-    """What an observation is about."""
-
-    node_id: str
-    generation: int
-    provider_id: str
-    adapter: str
-    target: str
-
-
-class Evidence(NamedTuple):
-    """What came, in the wire's words. ``classification`` is None where the source has none (HEALTH-6)."""
-
-    source: Source
-    said: Identity
-    health: str
-    classification: str | None
-    seq: int
-
-
-class Known(NamedTuple):
-    """What is configured of a provider. ``backend`` is compared only."""
-
-    adapter: str
-    backend: Hashable
-    targets: frozenset[str]
-
-
-class Lowering(NamedTuple):
-    """Why a provider is unavailable, and since when, in the driver's time."""
-
-    source: Source
-    classification: LivenessClassification
-    at: float
-
-
-class Change(NamedTuple):
-    """A provider's overlay changed. After ``offline`` it may be configured under another name only."""
-
-    node_id: str
-    generation: int
-    provider_id: str
-    before: OverlayState
-    after: OverlayState
-
-
-class Verdict(NamedTuple):
-    """``health`` is what was said, or unknown if that is no evidence (LIVE-7)."""
-
-    result: Result
-    health: ProviderHealth
-    change: Change | None = None
+    def __init__(self, question: Question, next_ask_at: float, lowering: Lowering, backend: Hashable) -> None:
+        super().__init__(question, next_ask_at)
+        self.lowering = lowering
+        self.backend = backend
 
 
 class _Record:
-    """One provider of one generation."""
+    """One provider of one generation. ``lowered`` is by target, None for the provider itself."""
 
-    __slots__ = ("asked", "backend", "backoff_s", "identity", "key", "lowering", "next_ask_at", "said", "seq", "state")
+    __slots__ = ("known", "look", "looked", "lowered", "said", "seq")
 
-    def __init__(self, key: ProviderKey) -> None:
-        self.key = key
-        self.state = OverlayState.AVAILABLE
+    def __init__(self, known: Known) -> None:
+        self.known = known
         self.seq = 0  # of the newest evidence, and what that said
         self.said: tuple[str, str, str] | None = None
-        self.identity: Identity | None = None  # whose lowering it is; None while available
-        self.backend: Hashable = None
-        self.lowering: Lowering | None = None
-        self.asked = False  # a question is under way
-        self.backoff_s = FIRST_ASK_S
-        self.next_ask_at = 0.0
+        self.lowered: dict[str | None, _Lowered] = {}
+        self.look: _Asking | None = None  # to come
+        self.looked: Look | None = None  # done
 
 
 class _Node:
@@ -186,83 +105,151 @@ class Overlay:
         self._jitter = jitter
         self._known: Mapping[ProviderKey, Known] = {}
         self._nodes: dict[str, _Node] = {}
-        self._lowered: dict[ProviderKey, _Record] = {}
+        self._asking: dict[tuple[str, str, str | None, bool], _Asking] = {}  # the last one: it is a look
+        self._lowered = 0
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def configure(self, known: Mapping[ProviderKey, Known]) -> list[Change]:
-        """Take over what is configured and enabled. A provider that was lowered by what is no longer configured has
-        nothing to be asked about, and starts clean; the numbers heard of it still count."""
+        """Take over what is configured and enabled. What was lowered by what is no longer configured has nothing to be
+        asked about, and starts clean; the numbers heard of it still count. What is new or has changed is looked at."""
         self._known = known
-        changes = []
-        for node in self._nodes.values():
+        changes: list[Change] = []
+        for node_id, node in self._nodes.items():
             for provider_id, record in list(node.records.items()):
-                now = known.get(record.key)
+                now = known.get((node_id, provider_id))
                 if now is None:
-                    changes.append(self._move(record, Event.ENDED))
-                    del node.records[provider_id]
-                elif record.identity is not None and not (
-                    record.identity.adapter == now.adapter
-                    and record.identity.target in now.targets
-                    and record.backend == now.backend
-                ):
-                    changes.append(self._move(record, Event.RESTORED))
-        return [change for change in changes if change is not None]
+                    changes += self._forget(node, node_id, provider_id)
+                    continue
+                for scope, lowered in list(record.lowered.items()):
+                    asked = lowered.question.asked
+                    if (
+                        asked.adapter != now.adapter
+                        or asked.target not in now.targets
+                        or lowered.backend != now.backend
+                    ):
+                        changes.append(self._move(node_id, node.generation, provider_id, scope, Event.RESTORED))
+                before, record.known = record.known, now
+                if now[:2] != before[:2]:
+                    record.looked = None  # it was of another one
+                gained = not now.targets <= before.targets
+                if now != before and (gained or record.looked is None or record.look is not None):
+                    self._look(node, node_id, provider_id)
+        for (node_id, provider_id), now in known.items():
+            ready = self._nodes.get(node_id)
+            if ready is not None and provider_id not in ready.records:
+                self._begin(ready, node_id, provider_id, now)
+        return changes
 
     def begin(self, node_id: str, generation: int) -> None:
-        """A node is ready under a new generation: it starts clean (HEALTH-3)."""
-        self._nodes[node_id] = _Node(generation)
+        """A node is ready under a new generation: it starts clean (HEALTH-3), and its providers are looked at."""
+        self._drop(node_id)
+        node = self._nodes[node_id] = _Node(generation)
+        for (owner_id, provider_id), known in self._known.items():
+            if owner_id == node_id:
+                self._begin(node, node_id, provider_id, known)
 
     def end(self, node_id: str, generation: int) -> list[Change]:
         """A generation is over, with all that was known under it. No-op unless it is the node's present one."""
-        if not self.is_current(node_id, generation):
+        return self._drop(node_id) if self.is_current(node_id, generation) else []
+
+    def _drop(self, node_id: str) -> list[Change]:
+        node = self._nodes.get(node_id)
+        if node is None:
             return []
-        moved = [self._move(record, Event.ENDED) for record in self._nodes.pop(node_id).records.values()]
-        return [change for change in moved if change is not None]
+        changes = [change for provider_id in list(node.records) for change in self._forget(node, node_id, provider_id)]
+        del self._nodes[node_id]
+        return changes
+
+    def _begin(self, node: _Node, node_id: str, provider_id: str, known: Known) -> None:
+        node.records[provider_id] = _Record(known)
+        self._look(node, node_id, provider_id)
+
+    def _look(self, node: _Node, node_id: str, provider_id: str) -> None:
+        """The provider is to be looked at, as soon as may be."""
+        record = node.records[provider_id]
+        targets = tuple(sorted(record.known.targets))
+        if not targets:  # nobody is sent there
+            record.look, record.looked = None, Look()
+            self._asking.pop((node_id, provider_id, None, True), None)
+            return
+        asked = Identity(node_id, node.generation, provider_id, record.known.adapter, targets[0])
+        record.look = self._asking[node_id, provider_id, None, True] = _Asking(Question(asked, targets=targets), 0.0)
+
+    def _forget(self, node: _Node, node_id: str, provider_id: str) -> list[Change]:
+        """A provider is not configured any more, or its generation is over."""
+        record = node.records[provider_id]
+        changes = [
+            self._move(node_id, node.generation, provider_id, scope, Event.ENDED) for scope in list(record.lowered)
+        ]
+        self._asking.pop((node_id, provider_id, None, True), None)
+        del node.records[provider_id]
+        return changes
 
     def is_current(self, node_id: str, generation: int) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and node.generation == generation
 
+    def lowerings(self, node_id: str, provider_id: str) -> Mapping[str | None, Lowering]:
+        """Why a provider is unavailable, under None, and each of its targets that is."""
+        record = self._find(node_id, provider_id)
+        return {scope: lowered.lowering for scope, lowered in record.lowered.items()} if record is not None else {}
+
     def lowering(self, node_id: str, provider_id: str) -> Lowering | None:
         """Why a provider is unavailable; None if it is not."""
-        record = self._lowered.get((node_id, provider_id))
-        return record.lowering if record is not None else None
+        return self.lowerings(node_id, provider_id).get(None)
+
+    def looked(self, node_id: str, provider_id: str) -> Look | None:
+        """What the look at a provider found; None as long as it was not looked at."""
+        record = self._find(node_id, provider_id)
+        return record.looked if record is not None else None
+
+    def unseen(self, node_id: str, provider_id: str) -> bool:
+        """Whether a provider that is there has yet to be looked at."""
+        record = self._find(node_id, provider_id)
+        return record is not None and record.looked is None
+
+    def _find(self, node_id: str, provider_id: str) -> _Record | None:
+        node = self._nodes.get(node_id)
+        return node.records.get(provider_id) if node is not None else None
 
     @property
     def lowered(self) -> int:
-        """Providers that are unavailable."""
-        return len(self._lowered)
+        """Providers and targets that are unavailable."""
+        return self._lowered
 
     # ---- evidence ----------------------------------------------------------------------------------------------------
 
     def heard(self, evidence: Evidence, now: float) -> Verdict:
-        """Evidence that nobody asked for (HEALTH-1, HEALTH-2, HEALTH-6)."""
-        source, said, health, classification, seq = evidence
-        found, meaning, sound = _read(health, classification)
+        """Evidence that nobody asked for (HEALTH-1, HEALTH-2, HEALTH-6, HEALTH-7). A stall lowers the provider."""
+        source, said, health, classification, seq, reason, target_only = evidence
+        found, meaning, sound = read_evidence(health, classification)
         record = self._record(said)
         if record is None:
             return Verdict(Result.FOREIGN, found)
         fault = _fault(record, said, found, sound, seq)
         if fault is not None:
             return Verdict(fault, found)
-        if found is not ProviderHealth.UNAVAILABLE or record.state is not OverlayState.AVAILABLE:
+        stall = source is Source.TERMINAL
+        scope = said.target if target_only and not stall else None
+        if found is not ProviderHealth.UNAVAILABLE or scope in record.lowered:
             return Verdict(Result.NOOP, found)
-        record.identity = said
-        record.backend = self._known[record.key].backend
-        record.lowering = Lowering(source, meaning, now)
-        record.backoff_s = FIRST_ASK_S
-        record.next_ask_at = now + self._spread(FIRST_ASK_S)
-        return Verdict(Result.APPLIED, found, self._move(record, Event.LOWERED))
+        why = HealthReason.STALLED if stall else reason or HealthReason.FAILING
+        lowered = _Lowered(
+            Question(said, scope, why), now + self._spread(FIRST_ASK_S), Lowering(source, meaning, why, now),
+            record.known.backend,
+        )  # fmt: skip
+        return Verdict(Result.APPLIED, found, self._lower(record, scope, lowered))
 
-    def answered(self, asked: Identity, said: Identity | None, health: str, seq: int, now: float) -> Verdict:
+    def answered(self, question: Question, said: Identity | None, health: str, seq: int, now: float) -> Verdict:
         """The answer to what :meth:`due` named, None for none. It restores if it is a newer ``available`` of exactly
-        what lowered the provider (HEALTH-5)."""
-        found, _, sound = _read(health, None)
+        what lowered the provider or the target (HEALTH-5)."""
+        found, _, sound = read_evidence(health, None)
+        asked, scope = question.asked, question.scope
         record = self._asked(asked)
         if record is None:
             return Verdict(Result.FOREIGN, found)
-        self._again(record, now)
+        self._again(question, now)
         if said is None:
             return Verdict(Result.NOOP, ProviderHealth.UNKNOWN)
         if not (said.provider_id and said.adapter and said.target):
@@ -272,21 +259,33 @@ class Overlay:
         fault = _fault(record, said, found, sound, seq)
         if fault is not None:
             return Verdict(fault, found)
-        if found is not ProviderHealth.AVAILABLE or record.identity != said:
+        lowered = record.lowered.get(scope)
+        if found is not ProviderHealth.AVAILABLE or lowered is None or lowered.question != question:
             return Verdict(Result.NOOP, found)
-        return Verdict(Result.APPLIED, found, self._move(record, Event.RESTORED))
+        change = self._move(asked.node_id, asked.generation, asked.provider_id, scope, Event.RESTORED)
+        return Verdict(Result.APPLIED, found, change)
+
+    def seen(self, question: Question, look: Look | None, now: float) -> None:
+        """What the look found that :meth:`due` named; None: nothing, and it comes again."""
+        asked = question.asked
+        record = self._asked(asked)
+        if record is None or record.look is None or not record.look.asked or record.look.question != question:
+            return
+        if look is None:
+            self._again(question, now)
+            return
+        record.look = None
+        record.looked = look
+        del self._asking[asked.node_id, asked.provider_id, None, True]
 
     def _record(self, said: Identity) -> _Record | None:
-        """The record of what evidence is about, if that is exactly what is configured; made if it is new."""
+        """The record of what evidence is about, if that is exactly what is configured."""
         node = self._nodes.get(said.node_id)
-        known = self._known.get((said.node_id, said.provider_id))
-        if node is None or node.generation != said.generation or known is None:
-            return None
-        if said.adapter != known.adapter or said.target not in known.targets:
+        if node is None or node.generation != said.generation:
             return None
         record = node.records.get(said.provider_id)
-        if record is None:
-            record = node.records[said.provider_id] = _Record((said.node_id, said.provider_id))
+        if record is None or said.adapter != record.known.adapter or said.target not in record.known.targets:
+            return None
         return record
 
     def _asked(self, asked: Identity) -> _Record | None:
@@ -294,93 +293,91 @@ class Overlay:
         node = self._nodes.get(asked.node_id)
         return node.records.get(asked.provider_id) if node is not None and node.generation == asked.generation else None
 
-    # ---- questions (HEALTH-4) ----------------------------------------------------------------------------------------
+    # ---- questions (HEALTH-4, HEALTH-10) -----------------------------------------------------------------------------
 
     @property
     def next_at(self) -> float | None:
         """When :meth:`due` has the next question; None while there is none to come."""
-        return min((r.next_ask_at for r in self._lowered.values() if not r.asked), default=None)
+        return min((a.next_ask_at for a in self._asking.values() if not a.asked), default=None)
 
-    def due(self, now: float) -> list[Identity]:
-        """What to ask CAPABILITIES about. Each question is under way from here on, one at a time per provider, until
-        :meth:`answered` or :meth:`postponed`."""
-        questions = []
-        for record in self._lowered.values():
-            if not record.asked and record.next_ask_at <= now:
-                assert record.identity is not None
-                record.asked = True
-                questions.append(record.identity)
-        return questions
+    def due(self, now: float) -> list[Question]:
+        """What to ask CAPABILITIES about, what is lowered first. Each question is under way from here on, until
+        :meth:`answered`, :meth:`postponed` or, of a look, :meth:`seen`."""
+        asking = [a for a in self._asking.values() if not a.asked and a.next_ask_at <= now]
+        asking.sort(key=lambda a: bool(a.question.targets))
+        for one in asking:
+            one.asked = True
+        return [one.question for one in asking]
 
-    def postponed(self, asked: Identity, now: float) -> None:
+    def postponed(self, question: Question, now: float) -> None:
         """A question could not be put: soon again."""
-        record = self._asked(asked)
-        if record is not None:
-            record.asked = False
-            record.next_ask_at = now + self._spread(FIRST_ASK_S)
+        asking = self._under_way(question)
+        if asking is not None:
+            asking.asked = False
+            asking.next_ask_at = now + self._spread(FIRST_ASK_S)
 
-    def _again(self, record: _Record, now: float) -> None:
-        record.asked = False
-        record.backoff_s = min(2 * record.backoff_s, LAST_ASK_S)
-        record.next_ask_at = now + self._spread(record.backoff_s)
+    def _again(self, question: Question, now: float) -> None:
+        asking = self._under_way(question)
+        if asking is not None:
+            asking.asked = False
+            asking.backoff_s = min(2 * asking.backoff_s, LAST_ASK_S)
+            asking.next_ask_at = now + self._spread(asking.backoff_s)
+
+    def _under_way(self, question: Question) -> _Asking | None:
+        """The account of a question that was put, if it has not become another one since."""
+        asked = question.asked
+        asking = self._asking.get((asked.node_id, asked.provider_id, question.scope, bool(question.targets)))
+        return asking if asking is not None and asking.question == question else None
 
     def _spread(self, delay_s: float) -> float:
         return delay_s * (1 - JITTER * self._jitter())
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 
-    def _move(self, record: _Record, event: Event) -> Change | None:
-        """The one place where a state changes. None if nobody saw a difference."""
-        before = record.state
+    def _lower(self, record: _Record, scope: str | None, lowered: _Lowered) -> Change:
+        asked = lowered.question.asked
+        record.lowered[scope] = self._asking[asked.node_id, asked.provider_id, scope, False] = lowered
+        self._lowered += 1
+        after = TRANSITIONS[OverlayState.AVAILABLE, Event.LOWERED]
+        return Change(asked.node_id, asked.generation, asked.provider_id, scope, OverlayState.AVAILABLE, after)
+
+    def _move(self, node_id: str, generation: int, provider_id: str, scope: str | None, event: Event) -> Change:
+        """The one place where what is lowered stops being so."""
+        before = OverlayState.UNAVAILABLE
         after = TRANSITIONS.get((before, event))
         if after is None:
-            raise InvalidTransition(f"health of {record.key}", before.value, event.value)
-        node_id, provider_id = record.key
-        generation = record.identity.generation if record.identity is not None else 0
-        record.state = after
-        if after is OverlayState.UNAVAILABLE:
-            self._lowered[record.key] = record
-        elif before is OverlayState.UNAVAILABLE:
-            del self._lowered[record.key]
-            record.identity = record.lowering = record.backend = None
-        else:
-            return None
-        return Change(node_id, generation, provider_id, before, after)
+            raise InvalidTransition(f"health of {provider_id}", before.value, event.value)
+        del self._nodes[node_id].records[provider_id].lowered[scope]
+        del self._asking[node_id, provider_id, scope, False]
+        self._lowered -= 1
+        return Change(node_id, generation, provider_id, scope, before, after)
 
     def validate(self) -> None:
         """Assert what must hold between any two calls. A full scan; tests call it after each step."""
-        lowered = {}
+        asking: dict[tuple[str, str, str | None, bool], _Asking] = {}
         for node_id, node in self._nodes.items():
             assert node.generation > 0, node_id
+            configured = {provider_id for owner_id, provider_id in self._known if owner_id == node_id}
+            assert set(node.records) == configured, f"{node_id} has records of other providers than are configured"
             for provider_id, record in node.records.items():
                 key = node_id, provider_id
-                assert record.key == key in self._known, f"{key} is kept and not configured"
-                assert record.state is not OverlayState.OFFLINE, f"{key} is kept and offline"
+                known = self._known[key]
+                assert record.known == known, key
                 assert (record.seq == 0) == (record.said is None), key
-                assert FIRST_ASK_S <= record.backoff_s <= LAST_ASK_S, key
-                down = record.state is OverlayState.UNAVAILABLE
-                assert down == (record.identity is not None) == (record.lowering is not None), key
-                if record.identity is not None:
-                    known = self._known[key]
-                    lowered[key] = record
-                    assert record.identity[:3] == (node_id, node.generation, provider_id), (
-                        "an overlay outlived its time"
-                    )
-                    assert record.identity.adapter == known.adapter, key
-                    assert record.identity.target in known.targets, key
-        assert lowered == self._lowered, "what is lowered is not what is to be asked about"
-
-
-#: Strings and members of a StrEnum are the same keys.
-_MEANS: Mapping[str, LivenessClassification] = CLASSIFICATION_OF  # type: ignore[assignment]
-
-
-def _read(health: str, classification: str | None) -> tuple[ProviderHealth, LivenessClassification, bool]:
-    """The pair that was said, and whether it is one (LIVE-7)."""
-    if classification is None:
-        classification = _MEANS.get(health, "")  # an observation has one class at most
-    found, meaning = normalise_evidence(health, classification)
-    return found, meaning, (found, meaning) == (health, classification)
+                assert record.look is not None or record.looked is not None, f"{key} is not looked at"
+                if record.look is not None:
+                    asking[*key, None, True] = record.look
+                for scope, lowered in record.lowered.items():
+                    asking[*key, scope, False] = lowered
+                    asked = lowered.question.asked
+                    assert asked[:3] == (node_id, node.generation, provider_id), "an overlay outlived its time"
+                    assert asked.adapter == known.adapter, key
+                    assert asked.target in known.targets, key
+                    assert scope in (None, asked.target), key
+        assert asking == self._asking, "what is lowered or not seen is not what is to be asked about"
+        assert self._lowered == sum(not look for *_, look in asking)
+        for one in asking.values():
+            assert FIRST_ASK_S <= one.backoff_s <= LAST_ASK_S
 
 
 def _fault(record: _Record, said: Identity, health: ProviderHealth, sound: bool, seq: int) -> Result | None:

@@ -14,7 +14,7 @@ from iop.errors import Unavailable
 from iop.net.wheel import TICK_S, Wheel
 from iop.observability.metrics import EdgeMetrics
 from iop.pool import Granted, Lease, Refused
-from iop.pool.health import Known
+from iop.pool.evidence import Known
 from iop.wire import messages as m
 from tests.unit.pool.pool_world import PoolWorld, group, provider
 
@@ -66,6 +66,19 @@ class World:
         self.health.configure(self.known)
         for node_id, generation in self.pool.generations.items():
             self.health.ready(node_id, generation)
+        self.looks = self.see()
+
+    def see(self) -> list[m.NodeCommandRequest]:
+        """The looks at providers that are due are put, and find nothing wrong."""
+        self.advance(2 * TICK_S)
+        looks = []
+        for link in self.links.values():
+            while link.asked and link.asked[-1].targets:
+                look = link.asked[-1]
+                link.answer(UNKNOWN, 0)
+                looks.append(link.asked.pop())
+                assert look.command is m.NodeCommand.CAPABILITIES
+        return looks
 
     def _commands(self, node_id: str, generation: int) -> Commands | None:
         return self.links[node_id].commands if self.pool.generations[node_id] == generation else None
@@ -87,6 +100,7 @@ class World:
         self.links["n1"] = Link()
         self.pool.connect("n1")
         self.health.ready("n1", self.pool.generations["n1"])
+        self.see()
 
     def advance(self, seconds: float) -> None:
         until = self.wheel.now + seconds
@@ -116,8 +130,10 @@ class World:
         return {labels: int(value) for labels, value in self.metrics.health_transitions.read() if value}
 
     def shown(self, node_id: str = "n1", provider_id: str = "p") -> tuple[str, Any]:
-        rows = {n["id"]: n["providers"][0] for n in self.pool.pool.snapshot(self.pool.now)["nodes"]}
-        return rows[node_id]["health"], self.health.status(node_id, provider_id)["lowered"]
+        nodes: Any = self.pool.pool.snapshot(self.pool.now)["nodes"]
+        row = {n["id"]: n["providers"][0] for n in nodes}[node_id]
+        self.health.show(node_id, row)
+        return row["health"], row["lowered"]
 
 
 def stall(health: m.ProviderHealth, seq: int, meaning: m.LivenessClassification | None = None) -> m.ExecutionFailure:
@@ -267,9 +283,10 @@ def test_a_thousand_observations_a_second_cost_a_line_a_second_and_no_memory(
 def test_a_lowered_provider_is_asked_about_at_the_agreed_times() -> None:
     world = World()
     world.observe(UNAVAILABLE, 1)
-    assert world.waits(7) == pytest.approx([1, 2, 4, 8, 16, 30, 30], abs=3 * TICK_S)
+    assert world.waits(7) == pytest.approx([1, 2, 4, 8, 15, 15, 15], abs=3 * TICK_S)
     (asked, *_) = world.links["n1"].asked
-    assert asked == m.NodeCommandRequest(1, m.NodeCommand.CAPABILITIES, "p", "vllm", "t-p", int(ANSWER_S * 1000))
+    command = m.NodeCommand.CAPABILITIES, "p", "vllm", "t-p", int(ANSWER_S * 1000)
+    assert asked == m.NodeCommandRequest(2, *command, reason=m.HealthReason.FAILING)
     assert world.links["n2"].asked == []
 
 

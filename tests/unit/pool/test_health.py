@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from iop.execution.failure import LivenessClassification, ProviderHealth
-from iop.pool.health import (
-    FIRST_ASK_S,
-    JITTER,
-    LAST_ASK_S,
+from iop.execution.failure import HealthReason, LivenessClassification, ProviderHealth
+from iop.pool.evidence import (
     Change,
     Evidence,
     Identity,
     Known,
+    Look,
     Lowering,
-    Overlay,
     OverlayState,
+    Question,
     Result,
     Source,
     Verdict,
 )
+from iop.pool.health import FIRST_ASK_S, JITTER, LAST_ASK_S, Overlay
 
 KNOWN = {
     ("n1", "p"): Known("vllm", "http://a", frozenset({"t", "u"})),
@@ -28,11 +27,12 @@ KNOWN = {
 }
 P = Identity("n1", 1, "p", "vllm", "t")
 DOWN, UP, UNKNOWN = "unavailable", "available", "unknown"
+REFUSED, FAILING, NOT_LISTED, STALLED = HealthReason
 MEANS = {UP: "request_stalled", DOWN: "provider_unhealthy", UNKNOWN: "health_unknown"}
 
 
 class World:
-    """An overlay with both nodes ready, at 100 s."""
+    """An overlay with both nodes ready and looked at, at 100 s."""
 
     def __init__(self, jitter: float = 0.0) -> None:
         self.overlay = Overlay(lambda: jitter)
@@ -40,16 +40,30 @@ class World:
         self.overlay.begin("n1", 1)
         self.overlay.begin("n2", 2)
         self.now = 100.0
+        self.put: dict[Identity, Question] = {}
+        self.see()
+
+    def see(self) -> None:
+        """All looks that are due find nothing wrong."""
+        for question in self.overlay.due(self.now):
+            assert question.targets
+            self.overlay.seen(question, Look(), self.now)
+        self.overlay.validate()
 
     def stall(self, seq: int, health: str = DOWN, said: Identity = P, meaning: str = "") -> Result:
         evidence = Evidence(Source.TERMINAL, said, health, meaning or MEANS.get(health, health), seq)
         return self._checked(self.overlay.heard(evidence, self.now))
 
-    def observe(self, seq: int, health: str = DOWN, said: Identity = P) -> Result:
-        return self._checked(self.overlay.heard(Evidence(Source.OBSERVATION, said, health, None, seq), self.now))
+    def observe(
+        self, seq: int, health: str = DOWN, said: Identity = P, *, why: HealthReason | None = REFUSED
+    ) -> Result:
+        """With ``why`` not listed, of the target alone."""
+        evidence = Evidence(Source.OBSERVATION, said, health, None, seq, why, why is NOT_LISTED)
+        return self._checked(self.overlay.heard(evidence, self.now))
 
     def answer(self, seq: int, health: str = UP, *, asked: Identity = P, said: Identity | None = None) -> Result:
-        return self._checked(self.overlay.answered(asked, said or asked, health, seq, self.now))
+        """To the last question about ``asked``."""
+        return self._checked(self.overlay.answered(self.put[asked], said or asked, health, seq, self.now))
 
     def _checked(self, verdict: Verdict) -> Result:
         self.overlay.validate()
@@ -61,8 +75,12 @@ class World:
         return {provider for node, provider in KNOWN if self.overlay.lowering(node, provider) is not None}
 
     def ask(self, said: Identity = P) -> None:
-        """Lets the time come at which the provider is asked about."""
-        while said not in self.overlay.due(self.now):
+        """Lets the time come at which that is asked about."""
+        while True:
+            due = {question.asked: question for question in self.overlay.due(self.now)}
+            self.put |= due
+            if said in due:
+                return
             assert self.overlay.next_at is not None
             self.now = self.overlay.next_at
 
@@ -71,10 +89,10 @@ class World:
 def test_fresh_unavailable_lowers_that_provider_alone_and_tells_since_when() -> None:
     world = World()
     verdict = world.overlay.heard(Evidence(Source.TERMINAL, P, DOWN, MEANS[DOWN], 3), world.now)
-    change = Change("n1", 1, "p", OverlayState.AVAILABLE, OverlayState.UNAVAILABLE)
+    change = Change("n1", 1, "p", None, OverlayState.AVAILABLE, OverlayState.UNAVAILABLE)
     assert verdict == Verdict(Result.APPLIED, ProviderHealth.UNAVAILABLE, change)
     assert world.lowered == {"p"}
-    lowering = Lowering(Source.TERMINAL, LivenessClassification.PROVIDER_UNHEALTHY, 100.0)
+    lowering = Lowering(Source.TERMINAL, LivenessClassification.PROVIDER_UNHEALTHY, STALLED, 100.0)
     assert world.overlay.lowering("n1", "p") == lowering
     assert world.observe(4, said=P._replace(provider_id="q")) is Result.APPLIED
     assert world.lowered == {"p", "q"}
@@ -172,7 +190,7 @@ def test_only_a_newer_available_of_what_lowered_it_restores() -> None:
         assert world.answer(seq, health, said=said) is result
         assert world.lowered == {"p"}
     world.ask()
-    assert world.overlay.answered(P, None, "unknown", 0, world.now).result is Result.NOOP
+    assert world.overlay.answered(world.put[P], None, "unknown", 0, world.now).result is Result.NOOP
     world.ask()
     assert world.answer(9) is Result.APPLIED
     assert world.lowered == set()
@@ -186,7 +204,7 @@ def test_a_provider_that_is_down_keeps_the_target_that_lowered_it() -> None:
     world.stall(1)
     assert world.stall(2, said=P._replace(target="u")) is Result.NOOP
     world.now += FIRST_ASK_S
-    assert world.overlay.due(world.now) == [P]
+    assert world.overlay.due(world.now) == [Question(P, None, STALLED)]
 
 
 @pytest.mark.req("HEALTH-4")
@@ -198,14 +216,15 @@ def test_it_is_asked_about_after_a_second_and_then_ever_more_seldom() -> None:
         next_at = world.overlay.next_at
         assert next_at is not None
         assert world.overlay.due(next_at - 0.001) == []
-        assert world.overlay.due(next_at) == [P]
+        assert world.overlay.due(next_at) == [Question(P, None, REFUSED)]
+        world.put[P] = Question(P, None, REFUSED)
         assert world.overlay.next_at is None, "one question at a time"
         assert world.overlay.due(next_at + 1000) == []
         waits.append(next_at - before)
         world.now = before = next_at + 3  # the probe takes a while
         seq += 1
         assert world.answer(seq, DOWN) is Result.NOOP
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
     world.ask()
     assert world.answer(seq + 1) is Result.APPLIED
     world.observe(seq + 2)
@@ -218,7 +237,7 @@ def test_a_question_that_could_not_be_put_comes_soon_again_and_costs_no_patience
     world.observe(1)
     for _ in range(5):
         world.ask()
-        world.overlay.postponed(P, world.now)
+        world.overlay.postponed(world.put[P], world.now)
         assert world.overlay.next_at == world.now + FIRST_ASK_S
     world.ask()
     world.answer(2, DOWN)
@@ -244,18 +263,19 @@ def test_a_new_generation_starts_clean_and_the_old_one_s_answers_are_nobody_s() 
     world.ask()
     down, gone = OverlayState.UNAVAILABLE, OverlayState.OFFLINE
     assert world.overlay.end("n1", 2) == [], "another node's generation"
-    assert world.overlay.end("n1", 1) == [Change("n1", 1, "p", down, gone)]
+    assert world.overlay.end("n1", 1) == [Change("n1", 1, "p", None, down, gone)]
     assert world.overlay.end("n1", 1) == []
     assert (world.lowered, world.overlay.next_at) == (set(), None)
     assert world.answer(8) is Result.FOREIGN
     world.overlay.begin("n1", 3)
+    world.see()
     assert world.answer(8) is Result.FOREIGN
     assert world.stall(8) is Result.FOREIGN
     assert world.lowered == set()
     new = P._replace(generation=3)
     assert world.stall(1, said=new) is Result.APPLIED, "its numbers begin again"
     world.ask(new)
-    assert world.answer(9) is Result.FOREIGN
+    assert world.answer(9, asked=P) is Result.FOREIGN
     assert world.answer(2, asked=new) is Result.APPLIED
 
 
@@ -274,7 +294,7 @@ def test_what_lowered_it_is_no_longer_configured(now: Known) -> None:
     world.stall(5)
     world.ask()
     up, down = OverlayState.AVAILABLE, OverlayState.UNAVAILABLE
-    assert world.overlay.configure({**KNOWN, ("n1", "p"): now}) == [Change("n1", 1, "p", down, up)]
+    assert world.overlay.configure({**KNOWN, ("n1", "p"): now}) == [Change("n1", 1, "p", None, down, up)]
     world.overlay.validate()
     assert world.lowered == set()
     assert world.answer(6) is Result.NOOP, "the answer to a question about what was there before"
@@ -300,5 +320,180 @@ def test_a_provider_that_is_removed_takes_its_overlay_along() -> None:
     assert [change.after for change in world.overlay.configure(rest)] == [OverlayState.OFFLINE]
     world.overlay.validate()
     assert world.answer(6) is Result.FOREIGN
-    world.overlay.postponed(P, world.now)
+    world.overlay.postponed(world.put[P], world.now)
     assert (world.lowered, world.overlay.next_at) == (set(), None)
+
+
+# ---- one target alone (HEALTH-7), and why (HEALTH-8) ----------------------------------------------------------------
+
+U = P._replace(target="u")
+
+
+def lowered_targets(world: World) -> dict[str | None, HealthReason]:
+    return {target: lowering.reason for target, lowering in world.overlay.lowerings("n1", "p").items()}
+
+
+@pytest.mark.req("HEALTH-7")
+def test_evidence_about_a_target_lowers_it_and_nothing_else() -> None:
+    world = World()
+    evidence = Evidence(Source.OBSERVATION, P, DOWN, None, 1, NOT_LISTED, target_only=True)
+    change = Change("n1", 1, "p", "t", OverlayState.AVAILABLE, OverlayState.UNAVAILABLE)
+    assert world.overlay.heard(evidence, world.now).change == change
+    assert lowered_targets(world) == {"t": NOT_LISTED}
+    assert world.overlay.lowering("n1", "p") is None
+    assert world.observe(2, why=NOT_LISTED) is Result.NOOP, "it is down already"
+    assert world.observe(3, said=U, why=NOT_LISTED) is Result.APPLIED
+    assert world.observe(4, why=REFUSED) is Result.APPLIED, "and the provider for itself"
+    assert lowered_targets(world) == {"t": NOT_LISTED, "u": NOT_LISTED, None: REFUSED}
+
+
+@pytest.mark.req("HEALTH-7", "HEALTH-8")
+def test_a_stall_lowers_the_provider_whatever_it_says_of_its_scope() -> None:
+    world = World()
+    evidence = Evidence(Source.TERMINAL, P, DOWN, MEANS[DOWN], 1, NOT_LISTED, target_only=True)
+    assert world.overlay.heard(evidence, world.now).result is Result.APPLIED
+    assert lowered_targets(world) == {None: STALLED}
+
+
+@pytest.mark.req("HEALTH-8")
+@pytest.mark.parametrize(
+    ("said", "kept"), [(REFUSED, REFUSED), (FAILING, FAILING), (NOT_LISTED, NOT_LISTED), (None, FAILING)]
+)
+def test_a_question_carries_what_lowered_it(said: HealthReason | None, kept: HealthReason) -> None:
+    world = World()
+    world.observe(1, why=said)
+    world.ask()
+    assert world.put[P].reason is kept
+    assert world.put[P].scope == ("t" if said is NOT_LISTED else None)
+
+
+@pytest.mark.req("HEALTH-7", "HEALTH-8")
+def test_provider_and_target_are_asked_about_and_restored_each_for_itself() -> None:
+    world = World()
+    world.observe(1, why=NOT_LISTED)
+    world.observe(2, why=REFUSED)
+    world.now += FIRST_ASK_S
+    target, provider = sorted(world.overlay.due(world.now), key=lambda question: question.scope is None)
+    assert (target.scope, provider.scope) == ("t", None)
+    assert world.overlay.answered(provider, P, UP, 3, world.now).result is Result.APPLIED
+    assert lowered_targets(world) == {"t": NOT_LISTED}
+    assert world.overlay.answered(provider, P, UP, 4, world.now).result is Result.NOOP, "it is up"
+    assert lowered_targets(world) == {"t": NOT_LISTED}
+    assert world.overlay.answered(target, P, UP, 5, world.now).result is Result.APPLIED
+    assert lowered_targets(world) == {}
+
+
+@pytest.mark.req("HEALTH-8")
+@pytest.mark.parametrize("why", list(HealthReason))
+def test_whatever_is_lowered_is_back_within_30_s_of_being_able_to_serve(why: HealthReason) -> None:
+    """However long it was down, and though a probe of it that hangs takes as long as one may."""
+    for down_s in (0.5, 7.0, 61.0, 3600.0):
+        world = World()
+        assert world.stall(1) if why is STALLED else world.observe(1, why=why)
+        well_at, seq = world.now + down_s, 1
+        while lowered_targets(world):
+            world.ask()
+            asked_at, seq = world.now, seq + 1
+            if asked_at < well_at:
+                world.now += 10.0
+                world.answer(seq, DOWN)
+            else:
+                world.answer(seq, UP)
+        assert world.now - well_at <= 30.0
+
+
+@pytest.mark.req("HEALTH-3", "HEALTH-7")
+def test_a_target_that_is_not_configured_any_more_is_down_no_more() -> None:
+    world = World()
+    world.observe(1, why=NOT_LISTED)
+    without = Known("vllm", "http://a", frozenset({"u"}))
+    (change,) = world.overlay.configure({**KNOWN, ("n1", "p"): without})
+    assert (change.target, change.after) == ("t", OverlayState.AVAILABLE)
+    world.overlay.validate()
+
+
+# ---- one look at each provider (HEALTH-10) ---------------------------------------------------------------------------
+
+
+def looks(world: World) -> list[tuple[str, tuple[str, ...]]]:
+    return [(q.asked.provider_id, q.targets) for q in world.overlay.due(world.now) if q.targets]
+
+
+@pytest.mark.req("HEALTH-10")
+def test_each_provider_of_a_node_that_becomes_ready_is_looked_at_once() -> None:
+    world = World()
+    assert world.overlay.looked("n1", "p") == Look()
+    world.overlay.begin("n1", 3)
+    assert world.overlay.looked("n1", "p") is None, "nothing is known of it yet"
+    assert sorted(looks(world)) == [("p", ("t", "u")), ("q", ("t",))]
+    assert looks(world) == [], "they are under way"
+    world.overlay.validate()
+
+
+@pytest.mark.req("HEALTH-10")
+def test_what_a_look_finds_is_shown_and_lowers_nothing() -> None:
+    world = World()
+    world.overlay.begin("n1", 3)
+    found = Look(frozenset({"u"}), not_an_api=True)
+    for question in world.overlay.due(world.now):
+        world.overlay.seen(question, found, world.now)
+        world.overlay.seen(question, Look(), world.now)
+    assert world.overlay.looked("n1", "p") == world.overlay.looked("n1", "q") == found
+    assert (world.overlay.lowered, world.overlay.next_at) == (0, None)
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-4")
+def test_a_look_that_found_nothing_comes_again_ever_more_seldom() -> None:
+    world = World()
+    world.overlay.begin("n2", 3)
+    waits = []
+    for _ in range(7):
+        (question,) = world.overlay.due(world.now)
+        world.overlay.seen(question, None, world.now)
+        assert world.overlay.next_at is not None
+        waits.append(world.overlay.next_at - world.now)
+        world.now = world.overlay.next_at
+    assert waits == [2, 4, 8, 15, 15, 15, 15]
+    world.see()
+    assert world.overlay.looked("n2", "r") == Look()
+
+
+@pytest.mark.req("HEALTH-10", "CONF-2")
+@pytest.mark.parametrize(
+    ("now", "again"),
+    [
+        (Known("vllm", "http://elsewhere", frozenset({"t", "u"})), True),
+        (Known("ollama", "http://a", frozenset({"t", "u"})), True),
+        (Known("vllm", "http://a", frozenset({"t", "u", "v"})), True),
+        (Known("vllm", "http://a", frozenset({"t"})), False),
+        (Known("vllm", "http://a", frozenset()), False),
+    ],
+)
+def test_what_a_configuration_brings_is_looked_at(now: Known, again: bool) -> None:
+    world = World()
+    world.overlay.configure({**KNOWN, ("n1", "p"): now, ("n1", "new"): Known("vllm", "d", frozenset({"w"}))})
+    kept = now[:2] == KNOWN["n1", "p"][:2]
+    assert world.overlay.looked("n1", "p") == (Look() if kept else None), "what was seen of it stands meanwhile"
+    expected = {"new", "p"} if again else {"new"}
+    assert {provider_id for provider_id, _ in looks(world)} == expected
+    world.overlay.validate()
+
+
+@pytest.mark.req("HEALTH-10")
+def test_a_look_at_what_was_there_before_is_nobody_s() -> None:
+    world = World()
+    world.overlay.begin("n2", 3)
+    (old,) = world.overlay.due(world.now)
+    world.overlay.configure({**KNOWN, ("n2", "r"): Known("ollama", "http://d", frozenset({"t", "v"}))})
+    world.overlay.seen(old, Look(frozenset({"t"})), world.now)
+    assert world.overlay.looked("n2", "r") is None, "what is there now has another backend"
+    world.see()
+    assert world.overlay.looked("n2", "r") == Look()
+
+
+def test_what_is_down_is_asked_about_before_what_was_not_seen_yet() -> None:
+    world = World()
+    world.overlay.begin("n2", 3)
+    world.observe(1)
+    world.now += FIRST_ASK_S
+    assert [bool(question.targets) for question in world.overlay.due(world.now)] == [False, True]
