@@ -34,6 +34,7 @@ __all__ = [
     "ModelNotFound",
     "NodeDisconnected",
     "NodeDraining",
+    "NodeExhausted",
     "NotThere",
     "Overloaded",
     "PayloadTooLarge",
@@ -323,6 +324,13 @@ class ProviderUnreachable(IopError):
     text = "the provider does not accept connections; is its server running?"
 
 
+class NodeExhausted(IopError):
+    """The node itself cannot open another connection: that says nothing of the provider."""
+
+    code, status, retryable = "node_exhausted", 503, True
+    text = "the node has no file descriptor or memory left for a connection; raise its limit of open files"
+
+
 class ProviderConnectionLost(IopError):
     code, status, retryable = "provider_connection_lost", 502, True
     text = "the provider closed the connection before the answer was complete"
@@ -415,6 +423,7 @@ _WIRE_CLASSES: tuple[type[IopError], ...] = (
     NodeDraining,
     WorkspaceUnsupported,
     ProviderRedirected,
+    NodeExhausted,
 )
 WIRE_CODES: dict[str, type[IopError]] = {c.code: c for c in _WIRE_CLASSES}
 

@@ -27,6 +27,7 @@ RETRIED_CODES = frozenset(
         m.ErrorCode.PROVIDER_PROTOCOL_ERROR,
         m.ErrorCode.PROVIDER_TRUNCATED,
         m.ErrorCode.PROVIDER_REDIRECTED,
+        m.ErrorCode.NODE_EXHAUSTED,
         m.ErrorCode.ADAPTER_NO_TERMINAL,
         m.ErrorCode.CANCELLED,
     }

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import select
 import socket
 import struct
 import sys
 
-__all__ = ["abort", "peer_closed", "tune"]
+__all__ = ["abort", "is_exhausted", "peer_closed", "tune"]
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 # Not in the socket module of every Python; the numbers are those of linux/tcp.h and netinet/tcp.h.
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether a connection failed for want of descriptors, memory or ports on this machine, not for its peer."""
+    return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 def tune(transport: asyncio.Transport, *, notsent_lowat_bytes: int | None = 65536) -> None:

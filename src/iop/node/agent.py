@@ -17,6 +17,7 @@ from iop._fast.runs import RunSource
 from iop.errors import (
     IopError,
     NodeDraining,
+    NodeExhausted,
     ProtocolError,
     ProviderConnectionLost,
     ProviderUnreachable,
@@ -50,6 +51,7 @@ __all__ = ["Agent"]
 log = logging.getLogger("iop.node.agent")
 
 WATCH_TICK_S = 0.25
+EXHAUSTED_LOG_S = 10.0
 SUSPENDED_S = 1.0  # from one tick to the next: this loop did not run, and the clocks say nothing of anybody else
 _GONE = frozenset({ProviderUnreachable.code, ProviderConnectionLost.code})  # after which a provider is looked at
 
@@ -110,6 +112,7 @@ class Agent:
         self._owed: list[m.CallClosed] = []  # ends of slots that were reported as held, until the edge is ready
         self._ticking = True
         self._ticked_at = 0.0
+        self._exhausted_at = -EXHAUSTED_LOG_S
 
     @property
     def now(self) -> float:
@@ -316,10 +319,18 @@ class Agent:
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
             self.backends.call_closed(call.slot.provider_id, stream_id)
+        if code == NodeExhausted.code:
+            self._log_exhausted()
         if code is not None and call.dropped_bytes:
             self.metrics.late_bytes[call.kind].value += call.dropped_bytes
         if code in _GONE:
             self.health.lost(call.provider, call.target)
+
+    def _log_exhausted(self) -> None:
+        """Say that this machine can open no connection, at most once in ``EXHAUSTED_LOG_S``."""
+        if self.now - self._exhausted_at >= EXHAUSTED_LOG_S:
+            self._exhausted_at = self.now
+            log.error("node_exhausted", extra={"fields": {"detail": NodeExhausted.text, "calls": len(self.calls)}})
 
     def stalled(self, kind: Kind, watchdog: Watchdog) -> None:
         """A stall is about to be reported."""

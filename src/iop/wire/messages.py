@@ -109,6 +109,7 @@ class ErrorCode(IntEnum):
     NODE_DRAINING = 16
     WORKSPACE_UNSUPPORTED = 17
     PROVIDER_REDIRECTED = 18
+    NODE_EXHAUSTED = 19
 
 
 class ProviderHealth(IntEnum):

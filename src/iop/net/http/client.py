@@ -23,7 +23,14 @@ from iop._fast.fd import readable
 from iop._fast.out import Writer
 from iop._fast.relay import ProviderSocket
 from iop.credentials.contexts import public_servers
-from iop.errors import HeadError, InvalidArgument, IopError, ProviderProtocolError, ProviderUnreachable
+from iop.errors import (
+    HeadError,
+    InvalidArgument,
+    IopError,
+    NodeExhausted,
+    ProviderProtocolError,
+    ProviderUnreachable,
+)
 from iop.net import flow
 from iop.net.http.head import ResponseHead, parse_response
 from iop.net.loop import Runtime
@@ -363,8 +370,8 @@ class ProviderPool:
                 f"the provider's certificate does not hold: {exc.verify_message}; for a CA of your own start the node "
                 "with SSL_CERT_FILE"
             )
-        except OSError:
-            error = ProviderUnreachable()
+        except OSError as exc:
+            error = NodeExhausted() if flow.is_exhausted(exc) else ProviderUnreachable()
         if self._tasks.get(call) is not asyncio.current_task():
             connection.abort()
             return

@@ -7,18 +7,17 @@ Bounds: the answer in bytes here, the time by the caller's ``asyncio.timeout``; 
 from __future__ import annotations
 
 import asyncio
-import errno
 import ssl as ssl_module
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
-from iop.errors import InternalError, IopError, ProviderConnectionLost, ProviderProtocolError, ProviderUnreachable
+from iop.errors import IopError, NodeExhausted, ProviderConnectionLost, ProviderProtocolError, ProviderUnreachable
+from iop.net.flow import is_exhausted
 from iop.net.http.client import MAX_HEAD_BYTES, MAX_INTERIM, Origin
 from iop.net.http.head import ResponseHead, parse_response
 
 __all__ = ["fetch"]
 
 READ_BYTES = 65536
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 async def fetch(
@@ -34,7 +33,7 @@ async def fetch(
     """Status and body of the answer. ``path`` is the whole target, ``fields`` the header lines, Host included.
 
     Raises ProviderUnreachable, ProviderConnectionLost, or ProviderProtocolError, also for an answer above
-    ``max_bytes``; InternalError where it is this machine that can open no connection.
+    ``max_bytes``; NodeExhausted where it is this machine that can open no connection.
     """
     try:
         if origin.scheme == "unix":
@@ -42,8 +41,8 @@ async def fetch(
         else:
             reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=ssl)
     except (OSError, ssl_module.SSLError) as exc:
-        if getattr(exc, "errno", None) in _OURS:
-            raise InternalError("this machine has no room for another connection") from None
+        if is_exhausted(exc):
+            raise NodeExhausted from None
         raise ProviderUnreachable from None
     try:
         length = b"content-length: %d\r\n" % len(body) if body else b""

@@ -63,6 +63,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NODE_DRAINING: _ClassVar[ErrorCode]
     ERROR_CODE_WORKSPACE_UNSUPPORTED: _ClassVar[ErrorCode]
     ERROR_CODE_PROVIDER_REDIRECTED: _ClassVar[ErrorCode]
+    ERROR_CODE_NODE_EXHAUSTED: _ClassVar[ErrorCode]
 
 class ProviderHealth(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -161,6 +162,7 @@ ERROR_CODE_FORBIDDEN: ErrorCode
 ERROR_CODE_NODE_DRAINING: ErrorCode
 ERROR_CODE_WORKSPACE_UNSUPPORTED: ErrorCode
 ERROR_CODE_PROVIDER_REDIRECTED: ErrorCode
+ERROR_CODE_NODE_EXHAUSTED: ErrorCode
 PROVIDER_HEALTH_UNSPECIFIED: ProviderHealth
 PROVIDER_HEALTH_AVAILABLE: ProviderHealth
 PROVIDER_HEALTH_UNAVAILABLE: ProviderHealth
