@@ -16,6 +16,9 @@ class FormScanner(BodyFacts):
 
     def __init__(self, boundary: bytes) -> None: ...
     @property
+    def ordinary(self) -> bool:
+        """Nothing was found that speaks against sending it twice: a quick look before the thorough one (API-8)."""
+    @property
     def tool_types(self) -> frozenset[str]:
         """None: forms have no tools."""
     @property

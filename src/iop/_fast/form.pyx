@@ -13,7 +13,7 @@ a name's letters, a part's length that is not true, charsets.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
-from iop._fast.scan cimport BodyFacts
+from iop._fast.scan cimport UNSET, BodyFacts
 
 import re
 
@@ -411,6 +411,10 @@ cdef class FormScanner(BodyFacts):
     @property
     def ascii(self):
         return self.other_bytes == 0
+
+    @property
+    def ordinary(self):
+        return self.flags[1] == UNSET and self.flags[2] == UNSET and not self.has_previous_response_id
 
     @property
     def tool_types(self):

@@ -37,6 +37,9 @@ class RequestScanner(BodyFacts):
     """
 
     @property
+    def ordinary(self) -> bool:
+        """Nothing was found that speaks against sending it twice: a quick look before the thorough one (API-8)."""
+    @property
     def tool_types(self) -> frozenset[str]:
         """The distinct ``tools[*].type``, at most 32, each cut at 64 bytes."""
     @property

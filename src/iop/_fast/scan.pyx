@@ -156,6 +156,9 @@ cdef void _count_runs(Runs* r, const unsigned char* p, Py_ssize_t n) noexcept no
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
+cdef frozenset FUNCTIONS = frozenset(("function",))   # tools of the client's own
+
+
 cdef class BodyFacts:
     """See scan.pyi."""
 
@@ -347,6 +350,12 @@ cdef class RequestScanner(BodyFacts):
     @property
     def tool_types(self):
         return frozenset(self.types)
+
+    @property
+    def ordinary(self):
+        return (
+            self.flags[1] == UNSET and self.flags[2] == UNSET and not self.has_previous_response_id
+            and (not self.types or self.types == FUNCTIONS))
 
     @property
     def cut(self):

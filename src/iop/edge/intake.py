@@ -111,6 +111,7 @@ class Intake:
         "estimated_tokens",
         "held_bytes",
         "model",
+        "ordinary",
         "received_bytes",
         "streaming",
     )
@@ -134,6 +135,7 @@ class Intake:
         self.held_bytes = 0  # plain ones
         self.model = ""  # this and the next two are known once `finish` has returned
         self.streaming = False
+        self.ordinary = False  # sending it twice does nothing twice, as far as the body tells
         self.estimated_tokens = 0
         first = head.fields.first
         own_id = first.get(b"x-request-id")
@@ -195,6 +197,7 @@ class Intake:
             raise UnsupportedMediaType("the body is not ASCII: send it in UTF-8, and say so in content-type")
         self.model = scanner.model or ""
         self.streaming = scanner.stream is True
+        self.ordinary = scanner.ordinary
         self.estimated_tokens = scanner.estimated_tokens
 
     def replayable(self, *, stores_by_default: bool) -> bool:

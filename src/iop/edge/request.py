@@ -146,7 +146,11 @@ class ClientRequest(Answered):
                 dialect=endpoint.dialect,
                 first_response_timeout_ms=provider.first_response_timeout_ms,
                 streaming=intake.streaming,
-                fresh_connection=self.body_bytes > d.recovery.max_body_bytes or self._side_effects(),
+                fresh_connection=self.body_bytes > d.recovery.max_body_bytes
+                or (
+                    not (intake.ordinary and endpoint.computes and not provider.stores_responses)
+                    and self._side_effects()
+                ),
             )
         )
         session.mux.send(frame, stream, True)

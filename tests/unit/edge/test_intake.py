@@ -342,3 +342,21 @@ def test_whatever_is_no_form_is_json(kind: str) -> None:
 def test_which_forms_must_not_be_sent_twice(field: tuple[bytes, bytes], stores: bool, replayable: bool) -> None:
     one = fed(form(), body((b"model", b"m"), field), 100)
     assert one.replayable(stores_by_default=stores) is replayable
+
+
+@pytest.mark.req("TUN-5b", "API-8")
+@pytest.mark.parametrize(
+    ("more", "ordinary"),
+    [
+        ("", True),
+        ('"stream": true, "tools": [{"type": "function"}], ', True),
+        ('"tools": [{"type": "function"}, {"type": "web_search_preview"}], ', False),
+        ('"store": true, ', False),
+        ('"background": true, ', False),
+        ('"previous_response_id": "r", ', False),
+    ],
+)
+def test_the_quick_look_finds_whatever_the_thorough_one_would(more: str, ordinary: bool) -> None:
+    one = fed(intake(), f'{{{more}"model": "m"}}'.encode(), 7)
+    assert one.ordinary is ordinary
+    assert one.replayable(stores_by_default=False) is ordinary

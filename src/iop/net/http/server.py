@@ -304,12 +304,18 @@ class HttpConnection(asyncio.Protocol):
         exchange, decoder, server = self._exchange, self._decoder, self.server
         assert exchange is not None
         assert decoder is not None
+        stats, most = server.stats, server.limits.max_buffered_body_bytes
         for piece in self._pieces:
-            try:
-                exchange.hold(len(piece))
-            except IopError as exc:
-                server.app_error(exchange, exc)
-                return
+            total = stats.buffered_body_bytes + len(piece)
+            if exchange.principal or total > most:
+                try:
+                    exchange.hold(len(piece))
+                except IopError as exc:
+                    server.app_error(exchange, exc)
+                    return
+            else:  # as most requests, of which hold() would say the same
+                exchange.buffered_bytes += len(piece)
+                stats.buffered_body_bytes = total
             server.app.body_piece(exchange, piece)
             if exchange.done or self._step is not None:
                 return
