@@ -342,7 +342,8 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def _discard_more(self, count: int, decoder: BodyDecoder, *, lost: bool) -> None:
-        """Bytes of a refused body were dropped. If its end is ``lost``, it is taken to be where the client pauses."""
+        """Bytes of a refused body were dropped. If its end is ``lost``, it is taken to be where the client pauses, and
+        so it is if the client cannot be told that there is no more."""
         if self.state is not DISCARD:
             return
         self._discarded += count
@@ -350,7 +351,7 @@ class HttpConnection(asyncio.Protocol):
             self._go_idle()
         elif decoder.done or self._discarded > REFUSED_BODIES * self.server.limits.max_body_bytes:
             self.close(reset=False)
-        elif lost:
+        elif lost or not (self._keep or (self._transport is not None and self._transport.can_write_eof())):
             self._set_deadline(min(LINGER_S, self._discard_until - self.server.runtime.wheel.now))
 
     def _complete(self, exchange: Exchange) -> None:
@@ -380,12 +381,20 @@ class HttpConnection(asyncio.Protocol):
         self._go_idle()
 
     def _discard(self, *, keep: bool) -> None:
-        """Reads and drops what is left of the body; then the next request may come, or the connection closes."""
+        """Reads and drops what is left of the body; then the next request may come, or the connection closes. The
+        client is told at once that there is no more, if it can be."""
         self._move(DISCARD)
         self._keep = keep
         self._discarded = 0
         self._discard_until = self.server.runtime.wheel.now + REFUSED_BODY_S
         self._set_deadline(REFUSED_BODY_S)
+        transport = self._transport
+        if not keep and transport is not None:
+            self.writer.flush_now()
+            if transport.can_write_eof():
+                transport.write_eof()
+            else:
+                self._set_deadline(LINGER_S)
 
     def _go_idle(self) -> None:
         self._move(IDLE)
@@ -452,7 +461,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._discarded += count
         if self._discarded > REFUSED_HEAD_BYTES:
-            transport.abort()
+            transport.pause_reading()  # a reset now would take the answer with it; there is a clock for the rest
+            self._reading = False
         elif self._discard_until:
             self._set_deadline(min(TLS_LINGER_S, self._discard_until - self.server.runtime.wheel.now))
 
