@@ -199,3 +199,30 @@ async def test_an_old_client_gets_it_without_chunks_and_a_head_costs_no_place() 
         await old.close()
         await head.close()
         await until(lambda: bus.subscribers == 0)
+
+
+@pytest.mark.req("OBS-4", "API-4")
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ("Sec-Fetch-Site: cross-site", 403),
+        ("Sec-Fetch-Site: same-site", 403),
+        ("Sec-Fetch-Site: none\r\nSec-Fetch-Site: cross-site", 403),
+        ("Origin: http://evil.example", 403),
+        ("Origin: http://127.0.0.1:1", 403),
+        ("Origin: null", 403),
+        ("Sec-Fetch-Site: same-origin", 200),
+        ("Sec-Fetch-Site: none", 200),
+        ("Origin: http://127.0.0.1", 200),
+        ("X: y", 200),
+    ],
+)
+@async_test()
+async def test_pages_of_other_origins_get_no_place(stack: Stack, fields: str, status: int) -> None:
+    """An image's address is enough to ask, and browsers send no Origin with it."""
+    client = await Client.connect(stack.admin)
+    client.send(f"GET /admin/events HTTP/1.1\r\nHost: 127.0.0.1\r\n{fields}\r\n\r\n".encode())
+    try:
+        assert (await client.head()).status == status
+    finally:
+        await client.close()

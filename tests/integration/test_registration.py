@@ -11,6 +11,7 @@ import pytest
 from iop import __version__
 from iop._fast import frame
 from iop.net.lobby import Lobby
+from iop.observability.repeats import PERIOD_S, SAID
 from iop.pool import Granted, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -261,6 +262,22 @@ def test_losing_a_pending_claim_only_releases_it(caplog: pytest.LogCaptureFixtur
             assert fields(caplog, "node_disconnected") == []
 
     body()
+
+
+@pytest.mark.req("REG-1", "OBS-2")
+@async_test()
+async def test_guessed_tokens_are_counted_each_and_logged_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    async with NodePort() as port:
+        for number in range(60):
+            link = await RawLink.connect(port.address)
+            assert not (await link.register(f"guess-{number}")).accepted
+            await link.close()
+        assert port.rejections() == {"unknown_token": 60}
+        lines = fields(caplog, "node_rejected")
+        assert len(lines) == SAID
+        server = port.server
+        await until(lambda: len(server.links) == 0)
+        assert server.repeats.due(server.now + PERIOD_S) == [("node_rejected unknown_token", 60 - SAID)]
 
 
 @pytest.mark.req("WIRE-9", "WIRE-10")

@@ -81,7 +81,27 @@ async def test_the_straight_path_is_four_steps(own: Stack) -> None:
         assert committed["body_bytes"] >= len(role + chat_delta("a"))
         assert (ended["outcome"], ended["status"], ended["released"]) == ("ok", 200, "terminal")
         assert (page["api"], page["model"], page["state"], page["attempts"]) == ("chat", "m", "done", 1)
-        assert (await ask(own, "mine-1"))[1]["request_id"] == request_id
+        found = (await ask(own, "mine-1"))[1]
+        assert (found["request_id"], found["found_by"]) == (request_id, "client_request_id")
+
+
+@pytest.mark.req("OBS-7")
+@async_test()
+async def test_a_clients_id_hides_no_other_request(own: Stack) -> None:
+    """Whoever sends another request's id as its own, going on or ended, is found by that one's id never."""
+    async with own.scene() as scene:
+        client = await scene.send(post(CHAT, chat("m")))
+        (await scene.provider.call()).respond(b"{}")
+        victim = (await client.answer()).get("x-request-id")
+        await scene.outcome(victim)
+        client = await scene.send(post(CHAT, chat("m"), {"x-request-id": victim or ""}))
+        call = await scene.provider.call()
+        page = (await ask(own, victim or ""))[1]
+        assert (page["request_id"], page["state"], "found_by" in page) == (victim, "done", False)
+        call.respond(b"{}")
+        shadow = (await client.answer()).get("x-request-id")
+        await scene.outcome(shadow)
+        assert (await ask(own, victim or ""))[1]["request_id"] == victim
 
 
 @pytest.mark.req("OBS-7", "API-8")

@@ -6,6 +6,8 @@ import argparse
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from iop.cli.program import Usage
 from iop.config.fields import HostPort
 from iop.config.rules import ADMIN_LISTEN
 
-__all__ = ["admin_of", "ask", "of_running_edge", "printable"]
+__all__ = ["admin_of", "ask", "of_running_edge", "understood"]
 
 ANSWER_BYTES = 64 << 20
 TIMEOUT_S = 10.0
@@ -43,6 +45,16 @@ def admin_of(arguments: argparse.Namespace) -> HostPort:
     if listen is None:
         raise Usage(f"{arguments.config} disables the admin listener; set admin.listen")
     return listen
+
+
+@contextmanager
+def understood(admin: HostPort) -> Iterator[None]:
+    """Around the reading of an answer: whoever gave it need not be an edge. Raises :class:`Usage` for one that lacks
+    what an edge's has."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        raise Usage(f"{admin} does not answer as an edge of this version; is it the admin address of one?") from None
 
 
 def ask(
@@ -78,8 +90,3 @@ def ask(
         said = "did not answer with JSON" if status < 300 else f"answered {status}"
         raise Usage(f"{admin} {said}; is it the admin address of an edge?")
     return status, answer
-
-
-def printable(text: object) -> str:
-    """Safe to print on a terminal, whoever wrote it."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))

@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any
 
-from iop.cli.admin import admin_of, ask, of_running_edge, printable
-from iop.cli.program import Exit, Usage
+from iop.cli.admin import admin_of, ask, of_running_edge, understood
+from iop.cli.program import Command, Exit, Usage, say, shown
 from iop.cli.table import aligned
 
 __all__ = ["add"]
@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     drain.add_argument("name", metavar="NODE|PROVIDER", help="its id; node:ID or provider:ID if both have that one")
     drain.add_argument("--wait", action="store_true", help="return when nothing runs there any more")
     of_running_edge(drain)
-    drain.set_defaults(run=_drain)
+    drain.set_defaults(run=_careful(_drain))
 
     undrain = commands.add_parser(
         "undrain",
@@ -37,7 +37,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     undrain.add_argument("name", metavar="NODE|PROVIDER", help="as it was drained")
     of_running_edge(undrain)
-    undrain.set_defaults(run=_undrain)
+    undrain.set_defaults(run=_careful(_undrain))
 
     requests = commands.add_parser(
         "requests",
@@ -46,7 +46,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     requests.add_argument("--json", action="store_true", help="print /admin/requests as it is")
     of_running_edge(requests)
-    requests.set_defaults(run=_requests)
+    requests.set_defaults(run=_careful(_requests))
 
     cancel = commands.add_parser(
         "cancel",
@@ -56,13 +56,23 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     cancel.add_argument("request", metavar="REQUEST", help="its id: x-request-id of the answer, or `iop-edge requests`")
     of_running_edge(cancel)
-    cancel.set_defaults(run=_cancel)
+    cancel.set_defaults(run=_careful(_cancel))
+
+
+def _careful(command: Command) -> Command:
+    """The command, for an answer that may be anybody's."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        with understood(admin_of(arguments)):
+            return command(arguments)
+
+    return run
 
 
 def _act(arguments: argparse.Namespace, action: str, name: str) -> dict[str, Any]:
     status, answer = ask(admin_of(arguments), "POST", f"/admin/{action}", {"name": name})
     if status >= 300:
-        raise Usage(printable(answer["error"].get("message", status)))
+        raise Usage(shown(answer["error"].get("message", status)))
     return answer
 
 
@@ -79,16 +89,16 @@ def _undrain(arguments: argparse.Namespace) -> int:
 
 
 def _said(answer: dict[str, Any], what: str) -> int:
-    print(f"{what} {printable(answer['kind'])} {printable(answer['name'])}: {answer['in_use']} in use")
+    say(f"{what} {answer['kind']} {answer['name']}: {answer['in_use']} in use")
     for provider in answer["providers"]:
-        print(f"  {printable(provider['id'])}: {printable(provider['status'])}, {provider['in_use']} in use")
+        say(f"  {provider['id']}: {provider['status']}, {provider['in_use']} in use")
     return Exit.OK
 
 
 def _requests(arguments: argparse.Namespace) -> int:
     status, answer = ask(admin_of(arguments), "GET", "/admin/requests")
     if status >= 300:
-        raise Usage(printable(answer["error"].get("message", status)))
+        raise Usage(shown(answer["error"].get("message", status)))
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return Exit.OK
@@ -118,15 +128,15 @@ def _requests(arguments: argparse.Namespace) -> int:
         "position",
         "waits_for",
     )
-    rows = [tuple(printable(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
+    rows = [tuple(shown(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
     for line in aligned(head, rows):
-        print(line)
+        say(line)
     if answer["total"] > len(rows):
-        print(f"... and {answer['total'] - len(rows)} more")
+        say(f"... and {answer['total'] - len(rows)} more")
     return Exit.OK
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
     answer = _act(arguments, "cancel", arguments.request)
-    print(f"cancelled {printable(answer['request_id'])}, which was {printable(answer['state'])}")
+    say(f"cancelled {answer['request_id']}, which was {answer['state']}")
     return Exit.OK

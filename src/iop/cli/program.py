@@ -20,8 +20,10 @@ from typing import Any, NoReturn
 import iop
 from iop.cli.manual import Layout, epilog
 from iop.errors import ConfigError, IopError
+from iop.plain import plain
 
 __all__ = [
+    "Command",
     "Exit",
     "Parser",
     "Usage",
@@ -30,6 +32,8 @@ __all__ = [
     "console_or_json",
     "invoked_as",
     "main_of",
+    "say",
+    "shown",
     "until_eof",
     "version",
     "watch_input",
@@ -116,8 +120,18 @@ def _open_standard_descriptors() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
+def shown(text: object, keep: str = "") -> str:
+    """A peer's text, fit for a terminal."""
+    return plain(text, keep, mark="?")
+
+
+def say(line: str, *, error: bool = False) -> None:
+    """Print a line, whoever wrote what is in it: no control or escape reaches the terminal."""
+    print(shown(line), file=sys.stderr if error else sys.stdout, flush=True)
+
+
 def _say(line: str) -> None:
-    print(line.replace("\n", " "), file=sys.stderr)
+    say(line.replace("\n", " "), error=True)
 
 
 def console_or_json(parser: argparse.ArgumentParser) -> None:

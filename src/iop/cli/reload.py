@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from iop.cli.admin import ask, printable
-from iop.cli.program import Exit
+from iop.cli.admin import ask
+from iop.cli.program import Exit, say
 from iop.config.fields import HostPort
 
 __all__ = ["reload"]
@@ -22,20 +21,20 @@ def reload(admin: HostPort) -> int:
         error: dict[str, Any] = answer["error"]
         faults = error.get("faults")
         for fault in faults if isinstance(faults, list) else []:
-            print(printable(fault), file=sys.stderr)
-        print(f"iop-edge: {printable(error.get('message', status))}", file=sys.stderr)
+            say(f"{fault}", error=True)
+        say(f"iop-edge: {error.get('message', status)}", error=True)
         return Exit.USAGE if faults else Exit.FAILURE
     said = "took over" if answer.get("result") == "applied" else "nothing changed in"
-    print(f"{said} revision {printable(answer.get('revision'))}")
+    say(f"{said} revision {answer.get('revision')}")
     for name in _list(answer, "changed"):
-        print(f"  changed: {name}")
+        say(f"  changed: {name}")
     for name in _list(answer, "needs_restart"):
-        print(f"  needs a restart, and stays as it is until then: {name}")
+        say(f"  needs a restart, and stays as it is until then: {name}")
     if nodes := _list(answer, "nodes"):
-        print(f"  told: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
+        say(f"  told: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
     return Exit.OK
 
 
 def _list(answer: dict[str, Any], key: str) -> list[str]:
     value = answer.get(key)
-    return [printable(item) for item in value] if isinstance(value, list) else []
+    return [str(item) for item in value] if isinstance(value, list) else []

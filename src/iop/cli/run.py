@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from iop.cli.admin import printable
-from iop.cli.program import Exit, Usage
+from iop.cli.program import Exit, Usage, say, shown
 from iop.config.fields import HostPort
 from iop.errors import ProviderProtocolError
 from iop.net.http.events import EventReader
@@ -40,7 +39,7 @@ def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bo
     try:
         with opener.open(request, timeout=timeout_s + 10) as response:
             if response.status == 202:
-                print(printable(json.loads(response.read(ERROR_BYTES))["run_id"]))
+                say(json.loads(response.read(ERROR_BYTES))["run_id"])
                 return Exit.OK
             return _follow(response, as_json=as_json)
     except urllib.error.HTTPError as error:
@@ -72,7 +71,7 @@ def _follow(response: HTTPResponse, *, as_json: bool) -> int:
             print(json.dumps(event), flush=True)
         elif event.get("event") == "delta":
             written = True
-            sys.stdout.write(str(event.get("text", "")))
+            sys.stdout.write(shown(event.get("text", ""), keep="\n\t"))
             sys.stdout.flush()
         if event.get("event") in ("complete", "error", "cancelled"):
             if written:
@@ -80,7 +79,7 @@ def _follow(response: HTTPResponse, *, as_json: bool) -> int:
             if event["event"] == "complete":
                 return Exit.OK
             if not as_json:
-                print(f"iop-edge: {printable(_message(event))}", file=sys.stderr)
+                say(f"iop-edge: {_message(event)}", error=True)
             return Exit.FAILURE
     if written:
         print()
@@ -105,7 +104,7 @@ def _refused(body: bytes, status: int) -> int:
         message = _message(json.loads(body))
     except ValueError:
         raise Usage(f"answered {status}; is this the admin address of an edge?") from None
-    print(f"iop-edge: {printable(message)}", file=sys.stderr)
+    say(f"iop-edge: {message}", error=True)
     return Exit.FAILURE
 
 

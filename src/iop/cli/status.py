@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from iop.cli.admin import ask, printable
-from iop.cli.program import Exit, Usage
+from iop.cli.admin import ask, understood
+from iop.cli.program import Exit, Usage, shown
 from iop.cli.table import aligned
 from iop.config.fields import HostPort
 
@@ -60,7 +60,10 @@ def _look(admin: HostPort, as_json: bool, watch: bool) -> list[str]:
     status, answer = ask(admin, "GET", "/admin/status", timeout_s=TIMEOUT_S)
     if status >= 300:
         raise Usage(f"{admin} answered {status}; is it the admin address of an edge?")
-    return [json.dumps(answer, indent=None if watch else 2)] if as_json else list(table(answer))
+    if as_json:
+        return [json.dumps(answer, indent=None if watch else 2)]
+    with understood(admin):
+        return [shown(line) for line in table(answer)]
 
 
 def _in_place(lines: list[str]) -> str:
@@ -147,14 +150,14 @@ def _health(provider: dict[str, Any]) -> str:
 
 def _list(item: object, key: str) -> list[str]:
     value = item.get(key) if isinstance(item, dict) else None
-    return [printable(entry) for entry in value] if isinstance(value, list) else []
+    return [shown(entry) for entry in value] if isinstance(value, list) else []
 
 
 def _text(item: dict[str, Any], key: str) -> str:
     value = item.get(key)
     if value is None:
         return "-"
-    return printable(f"{value:.0f}" if isinstance(value, float) else value)
+    return shown(f"{value:.0f}" if isinstance(value, float) else value)
 
 
 def _duration(seconds: object) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from iop.cli.admin import admin_of, ask, of_running_edge, printable
-from iop.cli.program import Exit, Usage
+from iop.cli.admin import admin_of, ask, of_running_edge, understood
+from iop.cli.program import Exit, Usage, say, shown
 from iop.cli.table import aligned
 
 __all__ = ["add"]
@@ -35,35 +35,39 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    status, answer = ask(admin_of(arguments), "GET", f"/admin/trace/{quote(arguments.request, safe='')}")
+    admin = admin_of(arguments)
+    status, answer = ask(admin, "GET", f"/admin/trace/{quote(arguments.request, safe='')}")
     if status >= 300:
-        raise Usage(printable(answer["error"].get("message", status)))
+        raise Usage(shown(answer["error"].get("message", status)))
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return Exit.OK
-    for line in _lines(answer):
-        print(line)
+    with understood(admin):
+        for line in _lines(answer):
+            say(line)
     return Exit.OK
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    whose = " ".join(printable(answer[key]) for key in ("api", "model", "principal") if answer.get(key))
-    outcome = f"{printable(answer['outcome'])} ({answer['status']})" if "outcome" in answer else answer["state"]
+    whose = " ".join(shown(answer[key]) for key in ("api", "model", "principal") if answer.get(key))
+    outcome = f"{shown(answer['outcome'])} ({answer['status']})" if "outcome" in answer else answer["state"]
     tries = "1 attempt" if answer["attempts"] == 1 else f"{answer['attempts']} attempts"
-    yield f"{printable(answer['request_id'])}: {whose}"
+    yield f"{shown(answer['request_id'])}: {whose}"
+    if answer.get("found_by") == "client_request_id":
+        yield "found by the id that its client gave it; others may have given the same"
     yield f"{outcome}, {tries}, {answer['total_ms']} ms"
     if "position" in answer:
-        yield f"waits at place {answer['position']} of its principal: {printable(answer['waits_for'])}"
+        yield f"waits at place {answer['position']} of its principal: {shown(answer['waits_for'])}"
     clocks = [f"{name.removesuffix('_timeout_ms').replace('_', ' ')} {ms} ms"
               for name, ms in answer["clocks"].items() if ms is not None]  # fmt: skip
     yield f"time limits: {', '.join(clocks)}"
     rows = []
     for event in answer["events"]:
-        rows.append((f"{event['at_ms']}", printable(event["what"]), _said(event)))
+        rows.append((f"{event['at_ms']}", shown(event["what"]), _said(event)))
         for candidate in event.get("candidates", ()):
             use = f"{candidate['in_use']} of {candidate['capacity']} in use"
             where = f"{candidate['node']}/{candidate['provider']}"
-            rows.append(("", "", f"  {printable(where)}: {printable(candidate['standing'])}, {use}"))
+            rows.append(("", "", f"  {shown(where)}: {shown(candidate['standing'])}, {use}"))
         if more := event.get("more_candidates"):
             rows.append(("", "", f"  ... and {more} more"))
     yield from aligned(("AT MS", "WHAT", "MORE"), rows)
@@ -77,4 +81,4 @@ def _said(event: Mapping[str, Any]) -> str:
         for key, value in event.items()
         if key not in _ELSEWHERE and value is not None and not (key in _FLAGS and not value)
     ]
-    return printable(" ".join([where, *left] if where else left))
+    return shown(" ".join([where, *left] if where else left))

@@ -23,7 +23,7 @@ from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
 from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
 from iop.net.http.exchange import Exchange
-from iop.net.http.local import origin_of, require_local
+from iop.net.http.local import origin_of, require_local, require_no_other_page
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
@@ -93,6 +93,7 @@ class Admin:
             if ex.head.path in _HEALTH:
                 return answer_health(ex, self._ready())
             if ex.head.path == b"/admin/events":
+                require_no_other_page(ex.head)  # which an image's address is enough for, and there are few places
                 wanted = wanted_of(ex.head.query)
                 if ex.head.method == b"GET":
                     ex.context = Feed(self._runtime, self._events, ex, wanted)
@@ -118,9 +119,7 @@ class Admin:
         """Raises MethodNotAllowed or Forbidden for what does not come from an operator."""
         if ex.head.method != b"POST":
             raise MethodNotAllowed("POST")
-        origin = origin_of(ex.head)
-        if origin is not None and origin.partition(b"://")[2] != ex.head.host:
-            raise Forbidden("a page of another origin may not change anything here")
+        require_no_other_page(ex.head)
 
     def _action_asked(self, ex: Exchange, action: str) -> None:
         self._may_act(ex)

@@ -95,6 +95,11 @@ class Dispatched(ABC):
     path: ClassVar[str]  # as in the labels of metrics: what a request travels as
     stream: ClientStream | RunSink | None
 
+    @property
+    def client_request_id(self) -> str:
+        """What its client calls it; "" if that is nothing."""
+        return ""
+
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.request_id = new_request_id()

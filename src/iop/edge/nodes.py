@@ -33,6 +33,7 @@ from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.observability.events import EVENTS, EventBus, NodeChanged
 from iop.observability.metrics import EdgeMetrics
+from iop.observability.repeats import Repeats
 from iop.pool.lease import Actions
 from iop.pool.pool import Pool
 from iop.pool.registry import Claim, LossOutcome, OwnerProbe, ProbeVerdict, ReadyOutcome
@@ -46,6 +47,7 @@ log = logging.getLogger("iop.edge.nodes")
 
 READY = State.READY  # by its bare name: looking it up on its Enum class takes five times as long as a global
 
+ANYBODYS = frozenset({"node_rejected", "node_connection_closed"})  # lines that take no token to cause
 PROBE_TICK_S = 0.1
 TICK_S = 0.5
 LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
@@ -79,6 +81,10 @@ class NodeLink:
         return self.server.pool.units_of(self.node_id, provider_id)
 
     def _log(self, level: int, event: str, **fields: Any) -> None:
+        if event in ANYBODYS and not self.generation:  # there is no node behind it: anybody can go on with that
+            server = self.server
+            if not server.repeats.say(f"{event} {fields.get('reason', '')}", server.now):
+                return
         log.log(level, event, extra={"fields": {"node": self.node_id or "?", "peer": self.link.peer, **fields}})
         if event in EVENTS and self.server.events.watched:
             self.server.events.publish(NodeChanged(event, time.time(), self.node_id, fields.get("reason", "")))
@@ -369,6 +375,7 @@ class NodeServer:
         self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
         self.lobby = Lobby()
+        self.repeats = Repeats()
         self.wall: Callable[[], float] = time.time  # against which certificates end
         self.closing = False
         self.tls: Served | None = None  # what new connections are shown
@@ -500,6 +507,9 @@ class NodeServer:
     def _tick(self) -> None:
         if self._ticking:
             now = self.now
+            for kind, count in self.repeats.due(now):
+                event, _, reason = kind.partition(" ")
+                log.warning(event, extra={"fields": {"reason": reason, "repeated": count}})
             for link in list(self.links):
                 link.tick(now)
             self.runtime.wheel.arm(TICK_S, self._tick)

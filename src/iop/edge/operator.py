@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from iop.edge import trace
-from iop.edge.trace import Outline
+from iop.edge.trace import Outline, Record
 from iop.errors import InvalidRequest, NotThere, RequestCancelled
 from iop.wire.messages import CancelReason
 
 if TYPE_CHECKING:
     from iop.edge.dispatch import Dispatcher
+    from iop.edge.dispatched import Dispatched
     from iop.pool.lease import Ticket
 
 __all__ = ["Operator"]
@@ -82,23 +83,30 @@ class Operator:
         raise NotThere(f"no request {request_id[:64]!r} is going on; `iop-edge requests` lists those that are")
 
     def trace(self, request_id: str) -> dict[str, Any]:
-        """What was decided about one request, going on or ended, by its id or by its client's (OBS-7). Raises
-        NotThere."""
+        """What was decided about one request, going on or ended, by its id; where the edge has given no such id, by the
+        one that a client gave, which the page then says (``found_by``): no client's id hides another request (OBS-7).
+        Raises NotThere."""
         d = self._dispatcher
-        for request in d.live:
-            if request.request_id == request_id:
-                page = trace.live(request, d.runtime.loop.time())
-                ticket = request.ticket
-                if ticket is not None and ticket.waiting:
-                    page |= {"position": d.pool.positions([ticket])[ticket], "waits_for": self._waits_for(ticket)}
-                return page
-        record = d.trace.find(request_id) if request_id else None
-        if record is None:
+        live = next((request for request in d.live if request.request_id == request_id), None)
+        found: Dispatched | Record | None = live or d.trace.find(request_id)
+        by_client = found is None and bool(request_id)
+        if by_client:
+            of_client = (request for request in d.live if request.client_request_id == request_id)
+            found = next(of_client, None) or d.trace.find_of_client(request_id)
+        if found is None:
             raise NotThere(
                 f"no request {request_id[:64]!r} is going on or among the last {len(d.trace)}; one that was refused "
                 "before it asked for a slot leaves no trace"
             )
-        return trace.page(record)
+        page = trace.page(found) if isinstance(found, Record) else self._live(found)
+        return page | {"found_by": "client_request_id"} if by_client else page
+
+    def _live(self, request: Dispatched) -> dict[str, Any]:
+        d, ticket = self._dispatcher, request.ticket
+        page = trace.live(request, d.runtime.loop.time())
+        if ticket is not None and ticket.waiting:
+            page |= {"position": d.pool.positions([ticket])[ticket], "waits_for": self._waits_for(ticket)}
+        return page
 
     def requests(self) -> dict[str, Any]:
         """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""

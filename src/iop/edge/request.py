@@ -250,6 +250,10 @@ class ClientRequest(Answered):
     def _side_effects(self) -> bool:
         return not self.endpoint.computes or not self.intake.replayable(stores_by_default=self._stores_by_default())
 
+    @property
+    def client_request_id(self) -> str:
+        return self.intake.client_request_id
+
     def _held_bytes(self) -> int | None:
         return self.intake.held_bytes if self.intake.held else None
 

@@ -123,15 +123,16 @@ class Trace:
             self._notes -= len(noted.popleft()[-1] or ())
 
     def find(self, request_id: str) -> Record | None:
-        """The latest record by the edge's id of a request, or by the one that its client gave it."""
-        found = None
-        for row in (*self._straight, *self._noted):
-            outcome = row[0]
-            if request_id in (outcome.request_id, outcome.client_request_id) and (
-                found is None or outcome.ts >= found[0].ts
-            ):
-                found = row
-        return Record(*found) if found is not None else None
+        """The record by the edge's id of a request."""
+        rows = (*self._straight, *self._noted)
+        return next((Record(*row) for row in rows if row[0].request_id == request_id), None)
+
+    def find_of_client(self, client_request_id: str) -> Record | None:
+        """The latest record by the id that a client gave its request. Anybody may give any: to be asked only where the
+        edge has given no such id, and to be told as such."""
+        rows = (*self._straight, *self._noted)
+        found = [row for row in rows if row[0].client_request_id == client_request_id]
+        return Record(*max(reversed(found), key=lambda row: row[0].ts)) if client_request_id and found else None
 
     def __len__(self) -> int:
         return len(self._straight) + len(self._noted)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from iop.errors import IopError
+from iop.plain import JSON_ESCAPES, plain
 
 __all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listening", "milliseconds", "setup"]
 
@@ -272,7 +273,10 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_safe)
 
 
 def _json_lines(records: list[Record]) -> bytes:
-    return _ENCODER.encode_lines([_flat(r) if isinstance(r, Message) and r.fields else r for r in records])
+    lines = _ENCODER.encode_lines([_flat(r) if isinstance(r, Message) and r.fields else r for r in records])
+    if lines.isascii() and b"\x7f" not in lines:
+        return lines
+    return lines.decode().translate(JSON_ESCAPES).encode()
 
 
 def _flat(record: Message) -> dict[str, Any]:
@@ -299,15 +303,8 @@ def _console_line(record: Record) -> str:
             parts.append(f"queued {record.queue_ms:.0f} ms")
         if record.provider:
             parts.append(f"by {record.provider}")
-        return _printable(f"{at} request {' '.join(parts)}")
+        return plain(f"{at} request {' '.join(parts)}") + "\n"
     fields = "".join(f" {key}={value}" for key, value in record.fields.items())
     error = f" ({record.error})" if record.error else ""
     level = "" if record.level == "info" else f"{record.level}: "
-    return _printable(f"{at} {level}{record.event}{fields}{error}")
-
-
-def _printable(line: str) -> str:
-    """One line stays one line, and no control sequence reaches a terminal."""
-    if not line.isprintable():
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-    return line + "\n"
+    return plain(f"{at} {level}{record.event}{fields}{error}") + "\n"

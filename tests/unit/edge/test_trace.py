@@ -61,10 +61,20 @@ def test_a_request_is_found_by_its_clients_id_the_latest_first() -> None:
     for number, notes in enumerate(((), ((10.0, "waiting", {}),), ())):
         keep(trace, row(f"r{number}", *notes, client_id="mine"))
     keep(trace, row("r9"))
-    found = trace.find("mine")
+    found = trace.find_of_client("mine")
     assert found is not None
     assert found.outcome.request_id == "r1"  # all of one instant: those with notes count as later
-    assert trace.find("nobody") is None
+    assert (trace.find("mine"), trace.find_of_client("nobody"), trace.find_of_client("")) == (None, None, None)
+
+
+@pytest.mark.req("OBS-7")
+def test_a_clients_id_does_not_hide_the_request_that_has_it_from_the_edge() -> None:
+    trace = Trace()
+    keep(trace, row("r1"))
+    keep(trace, row("r2", client_id="r1"))
+    found = trace.find("r1")
+    assert found is not None
+    assert found.outcome.request_id == "r1"
 
 
 @pytest.mark.req("OBS-7")
