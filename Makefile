@@ -13,7 +13,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
 .PHONY: run test bench lint asan asan-kernels fuzz differential sim fairness oracle mutants chaos chaos-kill chaos-edge \
-	chaos-link chaos-sigterm chaos-refresh chaos-silence docs proto wheel clean build
+	chaos-link chaos-sigterm chaos-refresh chaos-silence attack docs proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -100,6 +100,11 @@ chaos-link: build
 # SIGTERM of either under STREAMS live streams.
 chaos-sigterm: build
 	STREAMS=$(STREAMS) $(CHAOS) tests/chaos/test_sigterm.py
+
+# Floods against one edge: gzip bodies, forms, silent sockets, events of a node. ATTACK_S seconds each.
+ATTACK_S ?= 15
+attack: build
+	ATTACK_S=$(ATTACK_S) $(CHAOS) tests/chaos/test_attacks.py
 
 # Changes the configuration 200 times a minute, for REFRESH_S seconds.
 chaos-refresh: build

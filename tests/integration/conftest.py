@@ -40,6 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 model("absent", node="n2"),
                 model("scripted", node="n2"),
             ],
+            http={"more_paths": ["/v1/jobs"]},
             other_providers={"absent": {}, "scripted": {"capacity": 2}},
         ) as running:
             yield running

@@ -491,7 +491,9 @@ def passed_answers() -> Iterator[Answered]:
         yield Answered(f"D15-{status}-chunked", line + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", status)
     for status in (301, 302, 303, 307, 308):
         places = b"Location: http://10.0.0.5:8000/x\r\nContent-Location: /x\r\nRefresh: 0; url=/x\r\n"
-        yield Answered(f"D15-{status}-places", b"HTTP/1.1 %d X\r\n" % status + places + sized, code="provider_redirected")
+        yield Answered(
+            f"D15-{status}-places", b"HTTP/1.1 %d X\r\n" % status + places + sized, code="provider_redirected"
+        )
     for status in (205, 402, 418, 599):
         yield Answered(f"D15-{status}", b"HTTP/1.1 %d X\r\n" % status + sized, status, b"{}")
 

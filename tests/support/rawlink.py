@@ -40,6 +40,19 @@ class RawLink:
     def send(self, *data: bytes) -> None:
         self._writer.write(b"".join(data))
 
+    def abort(self) -> None:
+        """Ends the connection at once, with what is queued."""
+        self._writer.transport.abort()
+
+    async def drain(self) -> None:
+        """Waits until the edge has taken most of what was sent."""
+        await self._writer.drain()
+
+    @property
+    def at_eof(self) -> bool:
+        """Whether the edge has ended the connection."""
+        return self._reader.at_eof()
+
     async def drip(self, data: bytes) -> None:
         """One byte at a time, until the edge has had enough."""
         for i in range(len(data)):

@@ -98,6 +98,7 @@ class Intake:
 
     __slots__ = (
         "_ascii_only",
+        "_at",
         "_behind",
         "_form",
         "_hold",
@@ -129,7 +130,8 @@ class Intake:
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
         self._hold = hold
-        self._behind = b""  # fed and not looked at yet
+        self._behind = b""  # fed and not looked at yet, from _at on
+        self._at = 0
         self._ascii_only = _ascii_only(head)
         self.received_bytes = 0
         self.held_bytes = 0  # plain ones
@@ -153,38 +155,45 @@ class Intake:
         """True: the piece is to be worked on by :meth:`step`, until that returns False. Raises ScanError."""
         self.received_bytes += len(piece)
         if self._stepped:
-            self._behind = piece
-            return True
+            self._behind, self._at = piece, 0
+            if self._inflater is not None:
+                return True
         self.held_bytes += len(piece)
         self._pieces.append(piece)
-        self._scanner.feed(piece)
-        return False
+        if not self._stepped:
+            self._scanner.feed(piece)
+        return self._stepped
 
     def step(self) -> bool:
         """Looks at a bounded part of the last piece; whether some of it is left. Raises ScanError, PayloadTooLarge
         (the plain size counts), InvalidRequest (broken compression), or what ``hold`` raises."""
-        size, inflater, piece = self._step_bytes, self._inflater, self._behind
-        if inflater is None:
-            plain, self._behind = piece[:size], piece[size:] if len(piece) > size else b""
-        else:
-            try:
-                plain = inflater.decompress(piece, size)
-            except zlib.error:
-                raise InvalidRequest("the body is not what its content-encoding says") from None
-            if inflater.unused_data:
-                raise InvalidRequest("bytes follow the end of the compressed body")
-            self._behind = inflater.unconsumed_tail
-            self._limit_bytes -= len(plain)
-            if self._limit_bytes < 0:
-                raise PayloadTooLarge
-            if self._hold is not None:
-                self._hold(len(plain) - len(piece) + len(self._behind))
+        return self._read_on() if self._inflater is None else self._inflate(self._inflater)
+
+    def _read_on(self) -> bool:
+        piece, at, end = self._behind, self._at, self._at + self._step_bytes
+        self._scanner.feed(piece[at:end] if at or end < len(piece) else piece)
+        self._at = end
+        return end < len(piece)
+
+    def _inflate(self, inflater: zlib._Decompress) -> bool:
+        size, piece = self._step_bytes, self._behind
+        try:
+            plain = inflater.decompress(piece, size)
+        except zlib.error:
+            raise InvalidRequest("the body is not what its content-encoding says") from None
+        if inflater.unused_data:
+            raise InvalidRequest("bytes follow the end of the compressed body")
+        self._behind = inflater.unconsumed_tail
+        self._limit_bytes -= len(plain)
+        if self._limit_bytes < 0:
+            raise PayloadTooLarge
+        if self._hold is not None:
+            self._hold(len(plain) - len(piece) + len(self._behind))
         if plain:
             self.held_bytes += len(plain)
             self._pieces.append(plain)
             self._scanner.feed(plain)
-        # A full step may leave something inside the inflater, too.
-        return bool(self._behind) or (inflater is not None and len(plain) == size)
+        return bool(self._behind) or len(plain) == size  # a full step may leave something inside the inflater, too
 
     def finish(self) -> None:
         """The body is complete. Raises ScanError when it is not one JSON object, or one form, with a model,

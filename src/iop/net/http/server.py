@@ -169,12 +169,21 @@ class HttpConnection(asyncio.Protocol):
         """Keeps pipelined bytes up to a bound, then stops reading (D9)."""
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        if self._waiting_bytes > PIPELINE_BYTES and self._reading and self._transport is not None:
+        if self._waiting_bytes > PIPELINE_BYTES:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
             if not self._polling:
                 self._polling = True
                 self._poll_peer()
+
+    def _read_on(self) -> None:
+        if not self._reading and self._waiting_bytes <= PIPELINE_BYTES and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _poll_peer(self) -> None:
         """While reading is paused neither FIN nor RST is reported: ask the socket (API-7c)."""
@@ -199,10 +208,8 @@ class HttpConnection(asyncio.Protocol):
         self._waiting_bytes = 0
         if data:
             self._consume(data)
-        transport = self._transport
-        if not self._reading and self._waiting_bytes <= PIPELINE_BYTES and transport is not None:
-            self._reading = True
-            transport.resume_reading()
+        if self._step is None:
+            self._read_on()
 
     def _consume(self, data: bytes) -> None:
         """Feeds bytes to whatever part of a request is due. What belongs to the next request waits."""
@@ -325,6 +332,7 @@ class HttpConnection(asyncio.Protocol):
     def work(self, step: Callable[[], bool]) -> None:
         """The app goes on with a piece in later turns, in steps, until one returns False or answers."""
         self._step = step
+        self._stop_reading()  # the body's next piece would only wait here, and nothing counts what waits
         self.server.turns.add(self._work)
 
     def _work(self) -> bool:
@@ -337,8 +345,10 @@ class HttpConnection(asyncio.Protocol):
             self._pieces = iter(())
         else:
             self._hand_over()
-        if self._step is None and self._waiting:
-            self._resume()
+        if self._step is None:
+            if self._waiting:
+                self._resume()
+            self._read_on()
         return False
 
     def _discard_more(self, count: int, decoder: BodyDecoder, *, lost: bool) -> None:
