@@ -47,7 +47,7 @@ async def test_the_node_adds_the_providers_key_and_nobody_prints_it(tmp_path: Pa
 def test_an_edge_cannot_make_a_node_do_what_its_owner_did_not_allow(
     tmp_path: Path, provider: dict[str, str], word: str
 ) -> None:
-    """Neither call an address nor read a variable: the node says why in one line, and exits."""
+    """Neither call an address nor read a variable: the node says why in one line, and serves whatever else there is."""
     entry = {"id": "p", "kind": "openai_compat", **provider}
     nodes = [{"id": "n1", "token_env": "IOP_TOKEN", "providers": [entry]}]
     config = edge_config(nodes=nodes, models=[model("m", "p")])
@@ -56,12 +56,12 @@ def test_an_edge_cannot_make_a_node_do_what_its_owner_did_not_allow(
         file.write_text(json.dumps(node_config(edge.address("nodes"))))
         arguments = command("iop-node", "serve", "-c", str(file), "--log-format", "json")
         with Program(arguments, env=TOKEN_ENV) as node:
-            assert node.wait() == 2
-            (line,) = [line for line in node.lines if line.get("level") in ("error", "warning")]
-            assert "provider p" in str(line)
-            assert word in str(line)
+            line = node.wait_event("provider_rejected", provider="p")
+            assert word in str(line["detail"])
             assert "192.0.2.1" not in str(line)
-        edge.wait_event("node_goodbye", code="config_rejected", ref="p")
+            line = edge.wait_event("provider_rejected", provider="p")
+            assert word in str(line["detail"])
+            edge.wait_event("node_connected")
 
 
 @pytest.mark.req("TUN-1")

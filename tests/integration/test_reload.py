@@ -328,32 +328,37 @@ async def test_keys_count_for_the_next_request_also_on_an_open_connection(tmp_pa
 
 @pytest.mark.req("CONF-2", "TUN-7")
 @async_test()
-async def test_a_node_that_refuses_goes_on_as_it_was_and_the_status_says_so(tmp_path: Path) -> None:
+async def test_a_provider_that_a_node_may_not_have_is_rejected_alone_and_everybody_is_told(tmp_path: Path) -> None:
     async with living(tmp_path) as live:
         live.providers["away"] = {"base_url": "http://192.0.2.1:8000/v1"}
         live.models["far"] = "away"
         live.providers["p"]["capacity"] = 5
-        await live.reload()
-        line = await asyncio.to_thread(live.edge.wait_event, "node_config_refused")
-        assert [line[key] for key in ("node", "revision", "code", "ref")] == ["n1", 2, "config_rejected", "away"]
-        detail = (await asyncio.to_thread(live.node.wait_event, "config_refused"))["detail"]
+        told = await live.reload()
+        assert told["unanswered"] == []
+        (rejected,) = told["rejected"]
+        assert [rejected[key] for key in ("node", "provider", "code")] == ["n1", "away", "upstream_not_allowed"]
+        line = await asyncio.to_thread(live.edge.wait_event, "provider_rejected")
+        assert [line[key] for key in ("node", "provider", "reason")] == ["n1", "away", "upstream_not_allowed"]
+        detail = (await asyncio.to_thread(live.node.wait_event, "provider_rejected"))["detail"]
         assert "allow_upstreams" in detail
         assert "192.0.2.1" not in detail
         await live.serves()
         assert await live.refused("unavailable", "far")
         (node, *_) = (await live.status())["nodes"]
-        assert (node["revision"], node["applied_revision"]) == (2, 1)
-        assert node["config_refused"] == {"revision": 2, "code": "config_rejected", "ref": "away"}
-        assert (await live.row("p"))["capacity"] == 2, "what grew waits for a node that agrees"
-        assert [(await live.row("away"))[key] for key in ("status", "capacity")] == ["unavailable", 0]
-        _, out, _ = await iop_edge("status", "--admin", "{}:{}".format(*live.edge.address("admin")))
-        assert "1, not yet 2 (refused 2 config_rejected away)" in out
-        assert "iop_edge_nodes_out_of_date 1.0" in (await live.admin(b"GET", "/metrics")).body.decode()
+        assert (node["revision"], node["applied_revision"], node["config_refused"]) == (2, 2, None)
+        assert (await live.row("p"))["capacity"] == 5, "what it may have counts"
+        away = await live.row("away")
+        assert (away["status"], away["capacity"]) == ("rejected", 0)
+        assert away["rejected"].startswith("upstream_not_allowed: ")
+        admin = "{}:{}".format(*live.edge.address("admin"))
+        _, out, _ = await iop_edge("status", "--admin", admin)
+        assert "n1/away rejected by its node: " in out
+        _, out, _ = await iop_edge("reload", "--admin", admin)
+        assert "rejected: n1/away: " in out
 
         del live.providers["away"], live.models["far"]
-        await live.reload()
+        assert (await live.reload())["rejected"] == []
         await live.settled()
-        assert (await live.row("p"))["capacity"] == 5
         assert (await live.status())["nodes"][0]["config_refused"] is None
 
 

@@ -154,44 +154,47 @@ def test_another_protocol_version_is_exit_3_with_both_named(tmp_path: Path) -> N
     body()
 
 
-REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "an upstream that the owner did not allow": (
         {"kind": "openai_compat", "base_url": "http://192.0.2.1:8000/v1"},
         {},
-        "provider p: its base_url is not on loopback; allow it in node.yaml's allow_upstreams",
+        "upstream_not_allowed",
+        "its base_url is not on loopback; allow it in node.yaml's allow_upstreams",
     ),
     "an upstream beside those allowed": (
         {"kind": "openai_compat", "base_url": "http://127.0.0.1:8000/v1"},
         {"allow_upstreams": ["127.0.0.1:9999"]},
-        "provider p: its base_url is not in node.yaml's allow_upstreams",
+        "upstream_not_allowed",
+        "its base_url is not in node.yaml's allow_upstreams",
     ),
     "a credential that is not listed": (
         {"kind": "openai_compat", "base_url": "http://127.0.0.1:8000/v1", "api_key_env": "MY_KEY"},
         {},
-        "provider p: its api_key_env MY_KEY is not listed in node.yaml's credentials",
+        "credential_not_listed",
+        "its api_key_env MY_KEY is not listed in node.yaml's credentials",
     ),
     "a credential that is not there": (
         {"kind": "openai_compat", "base_url": "http://127.0.0.1:8000/v1", "api_key_env": "MY_KEY"},
         {"credentials": ["MY_KEY"]},
-        "provider p: the environment variable MY_KEY is empty or not printable ASCII",
+        "credential_not_set",
+        "the environment variable MY_KEY is empty or not printable ASCII",
     ),
 }
 
 
 @pytest.mark.req("CONF-2", "TUN-6", "TUN-7", "SUP-3")
 @pytest.mark.parametrize("case", REJECTED)
-def test_a_configuration_that_the_owner_does_not_allow_is_exit_2_and_the_edge_is_told(
-    tmp_path: Path, case: str
-) -> None:
-    provider, allowed, detail = REJECTED[case]
+def test_a_provider_that_the_owner_does_not_allow_is_rejected_and_the_node_goes_on(tmp_path: Path, case: str) -> None:
+    provider, allowed, code, detail = REJECTED[case]
     with one_edge(tmp_path / "edge", **provider) as edge:
         with one_node(tmp_path / "node", edge.address("nodes"), node=allowed) as node:
-            assert node.wait() == 2
-            (line,) = node.lines
-            assert (line["event"], line["reason"], line["detail"]) == ("giving_up", "bad_config", detail)
-        line = edge.wait_event("node_goodbye", node="n1")
-        assert (line["reason"], line["code"], line["ref"]) == ("config_rejected", "config_rejected", "p")
-        assert not events(edge.lines, "node_connected")
+            line = node.wait_event("provider_rejected")
+            assert (line["provider"], line["reason"], line["detail"]) == ("p", code, detail)
+            line = edge.wait_event("provider_rejected", node="n1")
+            assert (line["provider"], line["reason"], line["detail"]) == ("p", code, detail)
+            edge.wait_event("node_connected", node="n1")
+            node.wait_event("edge_connected")
+        assert not events(node.lines, "giving_up")
 
 
 # ---- trying again ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,11 @@ def reload(admin: HostPort) -> int:
     for name in _list(answer, "needs_restart"):
         say(f"  needs a restart, and stays as it is until then: {name}")
     if nodes := _list(answer, "nodes"):
-        say(f"  told: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
+        say(f"  told: {', '.join(nodes)}")
+    if nodes := _list(answer, "unanswered"):
+        say(f"  not answered yet: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
+    for row in answer.get("rejected", []):
+        say(f"  rejected: {row['node']}/{row['provider']}: {row['detail']} ({row['code']})")
     return Exit.OK
 
 

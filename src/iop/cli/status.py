@@ -123,6 +123,12 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         *(f"needs a restart: {name}" for name in _list(config, "needs_restart")),
         *(f"the last reload was refused: {fault}" for fault in _list(config, "faults")),
         *(f"the keys file is refused: {fault}" for fault in _list(edge.get("keys"), "faults")),
+        *(
+            f"{_text(node, 'id')}/{_text(provider, 'id')} rejected by its node: {_text(provider, 'rejected')}"
+            for node in nodes
+            for provider in node.get("providers", [])
+            if provider.get("rejected")
+        ),
     ]
     if notes:
         yield ""

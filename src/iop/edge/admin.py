@@ -140,7 +140,7 @@ class Admin:
             ex.context = feed
 
     def _reload_asked(self, ex: Exchange) -> None:
-        """Answered when the file was read. Raises what cannot be answered with an outcome."""
+        """Answered when the file was read and the nodes have said what they take. Raises what refuses it."""
         self._may_change(ex)
 
         def answer(outcome: Reloaded | IopError) -> None:
@@ -153,6 +153,8 @@ class Admin:
                     "changed": outcome.change.changed,
                     "needs_restart": outcome.change.needs_restart,
                     "nodes": outcome.nodes,
+                    "unanswered": outcome.unanswered,
+                    "rejected": outcome.rejected,
                 }
                 ex.respond(200, _JSON, json.dumps(body).encode())
             elif isinstance(outcome, ConfigError):

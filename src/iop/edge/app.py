@@ -27,7 +27,7 @@ from iop.edge.keychain import Found, Keychain
 from iop.edge.nodes import NodeServer
 from iop.edge.operator import Operator
 from iop.edge.recovery import Limits
-from iop.edge.reload import Load, Prepared, Reloaded, Reloader
+from iop.edge.reload import TOLD, Load, Prepared, Reloaded, Reloader
 from iop.edge.rundesk import RunFeed, open_run
 from iop.errors import ShuttingDown
 from iop.net import loop as net_loop
@@ -117,7 +117,7 @@ class Edge:
         self._draining = False
         self._hurry = asyncio.Event()
         self.revision = 1  # of the configuration; counts up with each change, from the start of the program
-        self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take)
+        self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take, self._answers)
         self.discovery = Discovery(runtime, self._prepare_found, self._take_found)
         self.discovery.configure(file)
         self.keychain = Keychain(runtime, config.http, self._let_in)
@@ -216,6 +216,15 @@ class Edge:
         self.config, self.revision = change.config, prepared.revision
         return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool, prepared.known))
 
+    def _answers(self, outcome: Reloaded) -> Reloaded:
+        """With what the nodes have said to a reload so far."""
+        rejected = [
+            {"node": node_id, "provider": one.provider_id, "code": one.code, "detail": one.detail}
+            for node_id in self.nodes.owners
+            for one in self.nodes.rejections(node_id).values()
+        ]
+        return replace(outcome, unanswered=self.nodes.unanswered(outcome.nodes), rejected=rejected[:TOLD])
+
     def _prepare_found(self) -> Prepared:
         """What nodes have found, worked into the file that counts."""
         return self.prepare(self.file, self.keychain.found)
@@ -313,7 +322,10 @@ class Edge:
         nodes: list[dict[str, Any]] = cast("Any", snapshot["nodes"])  # rows of our own by now: they are added to
         for node in nodes:
             node.update(self.nodes.config_of(node["id"]))
+            rejections = self.nodes.rejections(node["id"])
             for provider in node["providers"]:
+                rejected = rejections.get(provider["id"])
+                provider["rejected"] = f"{rejected.code}: {rejected.detail}" if rejected is not None else None
                 health.show(node["id"], provider)
                 provider.update(engine_fields(engines.get(provider["id"])))
         for candidate in (row for model in snapshot["models"] for row in model["candidates"]):

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from iop import __version__
@@ -74,6 +74,7 @@ class NodeLink:
         self.commands = Commands(self.session.send)
         self.engines = EnginePoll(self.commands, self._units_of, turn=len(server.links))
         self._guest: tuple[Any, ...] = (f"?{id(self)}", 0)  # what the lobby knows it by: the peer's address and port
+        self.ready = False  # it has been
         self.fenced = False  # it counts for nothing any more
         self._fenced_at = 0.0
 
@@ -113,8 +114,11 @@ class NodeLink:
         self._fence(reason)
 
     def ended(self, reason: str, detail: str) -> None:
+        metrics = self.server.metrics
         if reason not in TIMEOUTS:
-            self.server.metrics.protocol_errors[reason].value += 1
+            metrics.protocol_errors[reason].value += 1
+        elif not self.ready:
+            metrics.node_rejections[reason].value += 1  # else it counts as the end of a session
         self._log(logging.WARNING, "node_connection_closed", reason=reason, detail=detail)
         self.link.abort(reason)
         self._fence(reason)
@@ -228,6 +232,7 @@ class NodeLink:
         if self.session.state is State.PENDING:
             self.held = {entry.provider_id: entry.slots for entry in request.held}
             self.config.applied = request.revision
+            self.config.reject(request.rejected)
             if not self.config.up_to_date:
                 self.config.send()  # and acked before activation (REG-3)
                 return None
@@ -236,10 +241,11 @@ class NodeLink:
     def _activate(self) -> None:
         server = self.server
         server.refusals.pop(self.node_id, None)
-        readiness = server.pool.ready(self.node_id, self.generation, self.held, server.now)
+        readiness = server.pool.ready(self.node_id, self.generation, self.held, server.now, self.config.rejected)
         if readiness.outcome is ReadyOutcome.STALE:
             return self._refuse(m.RejectReason.STALE_CONNECTION)
         self.session.activate()
+        self.ready = True
         if readiness.outcome is ReadyOutcome.ACTIVATED:
             server.health.ready(self.node_id, self.generation)
             self._log(logging.INFO, "node_connected", version=self.node_version or "?")
@@ -260,8 +266,11 @@ class NodeLink:
         if not final:
             return
         if self.session.state is READY:
-            settle = server.pool.applied if response.applied else server.pool.refused
-            server.perform(settle(self.node_id, self.generation, server.now))
+            if response.applied:
+                actions = server.pool.applied(self.node_id, self.generation, server.now, self.config.rejected)
+            else:
+                actions = server.pool.refused(self.node_id, self.generation, server.now)
+            server.perform(actions)
         elif response.applied:
             self._activate()
         else:
@@ -453,6 +462,15 @@ class NodeServer:
             "applied_revision": link.config.applied if link is not None and ready else None,
             "config_refused": self.refusals.get(node_id),
         }
+
+    def rejections(self, node_id: str) -> Mapping[str, m.Rejected]:
+        """By provider id, what a connected node does not take of the configuration that it applied (CONF-2)."""
+        link = self.owners.get(node_id)
+        return link.config.rejected if link is not None and link.session.state is READY else {}
+
+    def unanswered(self, node_ids: Collection[str]) -> list[str]:
+        """Those of the nodes that are connected and have not answered what they were sent."""
+        return [i for i in node_ids if (link := self.owners.get(i)) is not None and link.config.under_way]
 
     def session(self, node_id: str, generation: int) -> EdgeSession | None:
         """The session that a lease of this generation goes to, or None if it is no longer the node's ready owner."""

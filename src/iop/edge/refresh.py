@@ -30,7 +30,7 @@ class ConfigState:
     """See the module. ``sent`` and ``applied`` are revisions, 0 for none; ``node_id`` is set once it is known, and
     ``log`` writes a line about the connection."""
 
-    __slots__ = ("_due_at", "_log", "_server", "_session", "applied", "node_id", "sent")
+    __slots__ = ("_due_at", "_log", "_server", "_session", "applied", "node_id", "rejected", "sent")
 
     def __init__(self, server: NodeServer, session: EdgeSession, log: Callable[..., None]) -> None:
         self._server = server
@@ -40,12 +40,18 @@ class ConfigState:
         self.node_id = ""
         self.sent = 0
         self.applied = 0
+        self.rejected: dict[str, m.Rejected] = {}  # of what was applied, by provider id
 
     @property
     def wanted(self) -> int | None:
         """The revision that the node is to have; None once it is not configured any more."""
         payload = self._server.payloads.get(self.node_id)
         return payload.revision if payload is not None else None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the node has yet to answer."""
+        return self._due_at is not None
 
     @property
     def up_to_date(self) -> bool:
@@ -75,6 +81,7 @@ class ConfigState:
         self._due_at = None
         if response.applied:
             self.applied = response.revision
+            self.reject(response.rejected)
             self._server.refusals.pop(self.node_id, None)
             self._count("applied")
             self._log(logging.INFO, "node_config_applied", revision=response.revision)
@@ -85,6 +92,14 @@ class ConfigState:
             return True
         self.send()
         return False
+
+    def reject(self, rejected: list[m.Rejected]) -> None:
+        """Write down the providers that the node does not take, while it serves the others."""
+        before, self.rejected = self.rejected, {one.provider_id: one for one in rejected}
+        for one in rejected:
+            if before.get(one.provider_id) != one:
+                said = {"provider": one.provider_id, "reason": one.code, "detail": one.detail}
+                self._log(logging.WARNING, "provider_rejected", **said)
 
     def overdue(self, now: float) -> bool:
         """Whether the node lives and has not answered in time, told once; its answer still counts when it comes."""

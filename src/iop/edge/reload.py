@@ -19,6 +19,7 @@ from iop.config.edge import EdgeConfig
 from iop.edge.keychain import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
+from iop.net.wheel import TICK_S
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.evidence import Known, ProviderKey
 from iop.wire import messages as m
@@ -29,6 +30,7 @@ log = logging.getLogger("iop.edge.reload")
 
 MAX_ASKERS = 256
 READ_S = 30.0
+ANSWER_S = 5.0  # for nodes to take over what changed, before whoever asked for the reload is answered
 TOLD = 100  # names and faults in one answer or log line
 
 Load = Callable[[], EdgeConfig]
@@ -55,11 +57,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What became of one reading. ``nodes`` are those that were told something new."""
+    """What became of one reading. ``nodes`` are those that were told something new; for whoever asked, ``unanswered``
+    are those of them that had not answered within ``ANSWER_S``, and ``rejected`` what nodes do not take (CONF-2), as
+    rows with node, provider, code and detail."""
 
     revision: int
     change: Change
     nodes: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
+    rejected: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def result(self) -> str:
@@ -68,21 +74,24 @@ class Reloaded:
 
 class Reloader:
     """``load`` reads and checks the file, ``prepare`` makes of it what can be made beforehand: both in the thread, and
-    both may raise ConfigError. ``take`` takes that over. Without ``load`` there is no file to read."""
+    both may raise ConfigError. ``take`` takes that over. ``answers`` adds what the nodes have said so far. Without
+    ``load`` there is no file to read."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one for each step of a reload
         self,
         runtime: Runtime,
         metrics: EdgeMetrics,
         load: Load | None,
         prepare: Callable[[EdgeConfig], Prepared],
         take: Callable[[Prepared], Reloaded],
+        answers: Callable[[Reloaded], Reloaded] = lambda outcome: outcome,
     ) -> None:
         self._runtime = runtime
         self._metrics = metrics
         self._load = load
         self._prepare = prepare
         self._take = take
+        self._answers = answers
         self._askers: list[Answer] = []
         self._serving: list[Answer] = []
         self._wanted = False
@@ -168,9 +177,20 @@ class Reloader:
         except ConfigError as exc:
             outcome = exc
         self._note(outcome)
-        self._tell(outcome, serving)
+        if isinstance(outcome, Reloaded) and serving:
+            self._tell_when_answered(outcome, serving, self._runtime.wheel.now + ANSWER_S)
+        else:
+            self._tell(outcome, serving)
         if self._wanted and not self._closed:
             self._start()
+
+    def _tell_when_answered(self, outcome: Reloaded, serving: list[Answer], due_at: float) -> None:
+        """Tell whoever asked once the nodes have answered, which the next reading does not wait for."""
+        told = self._answers(outcome)
+        if not told.unanswered or self._closed or self._runtime.wheel.now >= due_at:
+            return self._tell(told, serving)
+        self._runtime.wheel.arm(TICK_S, lambda: self._tell_when_answered(outcome, serving, due_at))
+        return None
 
     def _note(self, outcome: Reloaded | IopError) -> None:
         if isinstance(outcome, Reloaded):

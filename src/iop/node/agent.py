@@ -33,7 +33,6 @@ from iop.node.call import ProviderCall
 from iop.node.commands import Commands
 from iop.node.health import Health
 from iop.node.inventory import Inventory
-from iop.node.provider import ConfigRejected
 from iop.node.report import on_wire
 from iop.node.runs import NormalizedRun
 from iop.node.supervisor_policy import Ended
@@ -55,7 +54,9 @@ EXHAUSTED_LOG_S = 10.0
 SUSPENDED_S = 1.0  # from one tick to the next: this loop did not run, and the clocks say nothing of anybody else
 _GONE = frozenset({ProviderUnreachable.code, ProviderConnectionLost.code})  # after which a provider is looked at
 
-_Then = Callable[[m.NodeConfigPayload, ConfigRejected | None], None]
+#: Hears what was rejected of a configuration; None if none of it was taken over, for a fault of the node itself.
+_Then = Callable[[m.NodeConfigPayload, "list[m.Rejected] | None"], None]
+CONFIG_REJECTED = "config_rejected"
 
 _REJECTED: dict[m.RejectReason, Ended] = {
     m.RejectReason.UNKNOWN_TOKEN: Ended.UNKNOWN_TOKEN,
@@ -198,36 +199,36 @@ class Agent:
     async def _apply_next(self) -> None:
         while self._next is not None:
             (payload, then), self._next = self._next, None
-            refusal: ConfigRejected | None = None
+            rejected: list[m.Rejected] | None = None
             try:
-                await self.backends.apply(payload)
-            except ConfigRejected as exc:
-                refusal = exc
+                rejected = await self.backends.apply(payload)
             except Exception as exc:
                 log.error("config_broken", exc_info=exc)
-                refusal = ConfigRejected("?", "a fault of the node itself; see its log")
+            for one in rejected or ():
+                fields = {"provider": one.provider_id, "reason": one.code, "detail": one.detail}
+                log.error("provider_rejected", extra={"fields": fields})
             if self.session.state is not State.CLOSED:
-                then(payload, refusal)
+                then(payload, rejected)
 
-    def _say_ready(self, payload: m.NodeConfigPayload, refusal: ConfigRejected | None) -> None:
-        if refusal is not None:
-            self._finish(Ended.BAD_CONFIG, refusal.message)
-            self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=refusal.code, ref=refusal.ref)
-            self.link.close("config_rejected")
+    def _say_ready(self, payload: m.NodeConfigPayload, rejected: list[m.Rejected] | None) -> None:
+        if rejected is None:
+            self._finish(Ended.CONFIG_REJECTED, "a fault of the node itself; see the line before")
+            self.session.goodbye(m.GoodbyeReason.CONFIG_REJECTED, code=CONFIG_REJECTED, ref="?")
+            self.link.close(CONFIG_REJECTED)
             return
         self._in_force = payload
         self.backends.owed_to = self.call_closed
         held = [m.HeldSlots(provider_id, n) for provider_id, n in self.backends.gate.carry_over().items()]
-        self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held), self.now)
+        self.session.ready(m.NodeReadyRequest(payload.node_id, payload.revision, held, rejected), self.now)
 
-    def _say_refreshed(self, payload: m.NodeConfigPayload, refusal: ConfigRejected | None) -> None:
-        if refusal is not None:
-            log.warning("config_refused", extra={"fields": {"revision": payload.revision, "detail": refusal.message}})
-            self.session.send(m.ConfigRefreshResponse(payload.revision, False, refusal.code, refusal.ref))
+    def _say_refreshed(self, payload: m.NodeConfigPayload, rejected: list[m.Rejected] | None) -> None:
+        if rejected is None:
+            log.warning("config_refused", extra={"fields": {"revision": payload.revision}})
+            self.session.send(m.ConfigRefreshResponse(payload.revision, False, CONFIG_REJECTED, "?"))
             return
         log.info("config_applied", extra={"fields": {"revision": payload.revision}})
         self._in_force = payload
-        self.session.send(m.ConfigRefreshResponse(payload.revision, True))
+        self.session.send(m.ConfigRefreshResponse(payload.revision, True, rejected=rejected))
         if self.session.state is State.READY:
             self.inventory.configure(payload)
 

@@ -1,8 +1,9 @@
 """The providers of this node and the gate in front of them: what outlives connections and refreshes (EXEC-3, CONF-2).
 
-A configuration is taken over whole or not at all. Everything that is new or has changed is built first; only then do
-the old ones make room, in one step. A provider that goes keeps its running calls, which end on their own connections
-and on the slots that they hold; one of which only the capacity changed stays as it is, kept connections included.
+Of a configuration everything is taken over that this node may and can have; what it may not or cannot have is rejected,
+provider by provider. Everything that is new or has changed is built first; only then do the old ones make room, in one
+step. A provider that goes keeps its running calls, which end on their own connections and on the slots that they hold;
+one of which only the capacity changed stays as it is, kept connections included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from iop.node.adapters import ADAPTERS
 from iop.node.adapters.echo import EchoServer
 from iop.node.engines import Engines
 from iop.node.lingering import Lingering
-from iop.node.provider import Allowance, ConfigRejected, Provider
+from iop.node.provider import Allowance, Provider, ProviderRejected
 from iop.wire import messages as m
 
 __all__ = ["Backends"]
@@ -43,38 +44,49 @@ class Backends:
         self._sweeping = False
         self._turn = asyncio.Lock()
 
-    async def apply(self, payload: m.NodeConfigPayload) -> None:
-        """Takes over a configuration whole, or raises ConfigRejected and changes nothing (REG-3, CONF-2)."""
-        async with self._turn:
-            await self._apply(payload)
+    async def apply(self, payload: m.NodeConfigPayload) -> list[m.Rejected]:
+        """Take over a configuration, all of it that this node may and can have (REG-3, CONF-2).
 
-    async def _apply(self, payload: m.NodeConfigPayload) -> None:
+        Returns:
+            The providers that it does not have, and why; it serves all others.
+        """
+        async with self._turn:
+            return await self._apply(payload)
+
+    async def _apply(self, payload: m.NodeConfigPayload) -> list[m.Rejected]:
         wanted = {p.id: p for p in payload.providers if p.enabled}
         fresh: dict[str, Provider] = {}
         built: list[Provider] = []
         started: dict[str, EchoServer] = {}
+        rejected: list[m.Rejected] = []
         try:
-            for provider_id, config in wanted.items():
+            for provider_id, config in list(wanted.items()):
                 present = self.providers.get(provider_id)
                 if present is not None and _same_backend(present.config, config):
                     fresh[provider_id] = present
                     continue
                 base_url = config.base_url
-                if _built_in(config):
-                    server = self._echo.get(provider_id)
-                    if server is None:
-                        server = started[provider_id] = EchoServer(self.runtime)
-                        await server.start()
-                    base_url = server.base_url
-                fresh[provider_id] = provider = Provider(self.runtime, config, self.allowance, base_url)
-                built.append(provider)
-        except BaseException as exc:  # cancelled, too: what was built serves nobody
+                try:
+                    if _built_in(config):
+                        server = self._echo.get(provider_id)
+                        if server is None:
+                            server = EchoServer(self.runtime)
+                            await server.start()
+                            started[provider_id] = server
+                        base_url = server.base_url
+                    fresh[provider_id] = provider = Provider(self.runtime, config, self.allowance, base_url)
+                    built.append(provider)
+                except ProviderRejected as exc:
+                    rejected.append(m.Rejected(provider_id, exc.reason, exc.message))
+                    del wanted[provider_id]
+                except OSError:
+                    rejected.append(m.Rejected(provider_id, "cannot_listen", "the built-in provider cannot listen"))
+                    del wanted[provider_id]
+        except BaseException:  # cancelled, too: what was built serves nobody
             for provider in built:
                 provider.close()
             for server in started.values():
                 server.close()
-            if isinstance(exc, OSError):
-                raise ConfigRejected(provider_id, "the built-in provider cannot listen") from None
             raise
         before, self.providers = self.providers, fresh
         self._echo.update(started)
@@ -87,6 +99,7 @@ class Backends:
             else:
                 provider.retire()
         self._sweep()
+        return rejected
 
     def _sweep(self) -> None:
         """Ends built-in servers that are not configured any more, once their last call is over."""

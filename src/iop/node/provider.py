@@ -25,7 +25,7 @@ from iop.node.adapters import ADAPTERS, Adapter
 from iop.node.adapters.questions import Listing, Reading, Said, well
 from iop.wire import messages as m
 
-__all__ = ["Allowance", "ConfigRejected", "Provider", "check_path"]
+__all__ = ["Allowance", "Provider", "ProviderRejected", "check_path"]
 
 log = logging.getLogger("iop.node.provider")
 
@@ -49,14 +49,15 @@ MAX_LOCATION_BYTES = 512
 STALL_MS_MAX = 86_400_000  # LIVE-1
 
 
-class ConfigRejected(IopError):
-    """This node cannot run what the edge configured. ``ref`` is the provider id at fault."""
+class ProviderRejected(IopError):
+    """This node may not or cannot have a provider that the edge configured (CONF-2). ``reason`` is a code of the
+    wire's ``Rejected``."""
 
-    code = "config_rejected"
+    code = "provider_rejected"
 
-    def __init__(self, ref: str, message: str) -> None:
-        super().__init__(f"provider {ref}: {message}")
-        self.ref = ref
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,28 @@ class Allowance:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def check_origin(self, origin: Origin) -> None:
-        """Raises Forbidden unless a tunnel may go there (TUN-7)."""
+        """Raises ProviderRejected unless a tunnel may go there (TUN-7)."""
         if self.upstreams is None:
             if origin.scheme != "unix" and not _is_loopback(origin.host):
-                raise Forbidden("its base_url is not on loopback; allow it in node.yaml's allow_upstreams")
+                raise ProviderRejected(
+                    "upstream_not_allowed", "its base_url is not on loopback; allow it in node.yaml's allow_upstreams"
+                )
         elif origin.scheme == "unix" or (origin.host, origin.port) not in self.upstreams:
-            raise Forbidden("its base_url is not in node.yaml's allow_upstreams")
+            raise ProviderRejected("upstream_not_allowed", "its base_url is not in node.yaml's allow_upstreams")
 
     def credential(self, name: str) -> bytes:
-        """The value of a permitted variable, or b"" for no name. Raises Forbidden or InvalidArgument (TUN-6)."""
+        """The value of a permitted variable, or b"" for no name. Raises ProviderRejected (TUN-6)."""
         if not name:
             return b""
         if name not in self.credentials:
-            raise Forbidden(f"its api_key_env {name} is not listed in node.yaml's credentials")
+            raise ProviderRejected(
+                "credential_not_listed", f"its api_key_env {name} is not listed in node.yaml's credentials"
+            )
         value = self.environment.get(name, "")
         if not value or not value.isascii() or not value.isprintable():
-            raise InvalidArgument(f"the environment variable {name} is empty or not printable ASCII")
+            raise ProviderRejected(
+                "credential_not_set", f"the environment variable {name} is empty or not printable ASCII"
+            )
         return value.encode("ascii")
 
 
@@ -109,17 +116,17 @@ class Provider:
     __slots__ = ("_fixed_lines", "_redirect_logged_at", "adapter", "config", "listing", "origin", "pool", "questions")
 
     def __init__(self, runtime: Runtime, config: m.ProviderConfig, allowance: Allowance, base_url: str) -> None:
-        """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ConfigRejected."""
+        """``base_url`` is the configured one, or where the node serves a built-in adapter. Raises ProviderRejected."""
         adapter = ADAPTERS.get(config.kind)
         if adapter is None:
-            raise ConfigRejected(config.id, f"this node has no adapter {config.kind!r}")
+            raise ProviderRejected("unknown_kind", f"this node has no adapter {config.kind!r}")
         try:
             self.origin = Origin.parse(base_url)
-            if not adapter.built_in:
-                allowance.check_origin(self.origin)
-            key = allowance.credential(config.api_key_env)
-        except IopError as exc:
-            raise ConfigRejected(config.id, exc.message) from None
+        except InvalidArgument as exc:
+            raise ProviderRejected("bad_address", exc.message) from None
+        if not adapter.built_in:
+            allowance.check_origin(self.origin)
+        key = allowance.credential(config.api_key_env)
         credential = b"authorization: Bearer %b\r\n" % key if key else b""
         self._fixed_lines = self.origin.host_line + credential
         self.adapter: Adapter = adapter
@@ -215,11 +222,11 @@ class Provider:
 
 
 def _questions(adapter: Adapter, config: m.ProviderConfig, base_path: bytes) -> tuple[tuple[bytes, Reading], ...]:
-    """Raises ConfigRejected for a configured path that is none: it is about to stand in a request line."""
+    """Raises ProviderRejected for a configured path that is none: it is about to stand in a request line."""
     if config.health_path:
         path = config.health_path.encode()
         if _PATH.fullmatch(path) is None:
-            raise ConfigRejected(config.id, "its health.path is not a path")
+            raise ProviderRejected("bad_address", "its health.path is not a path")
         return ((path, well(Said.WELL)),)
     beside = base_path.removesuffix(b"/v1")
     return tuple(((base_path if q.on_base else beside) + q.path, q.read) for q in adapter.questions)

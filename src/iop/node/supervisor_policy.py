@@ -58,6 +58,7 @@ class Ended(enum.StrEnum):
     GOODBYE = "goodbye"
     DUPLICATE_CONNECTION = "duplicate_connection"
     CONFIG_BUILD_FAILED = "config_build_failed"
+    CONFIG_REJECTED = "config_rejected"
     STALE_CONNECTION = "stale_connection"
     EDGE_SHUTTING_DOWN = "shutting_down"
     EDGE_CERTIFICATE_OUT_OF_TIME = "edge_certificate_out_of_time"  # a renewal, or a clock that is set, heals it

@@ -112,7 +112,7 @@ class Pool:
                 if record.connected:
                     resource.introduce(record.generation, record.draining)
             elif resource.generation == 0 or node_id in acked:
-                resource.adopt(spec)
+                resource.adopt(spec, rejected=resource.missing and not resource.awaited)
             else:
                 resource.propose(spec)
         self._drained = {at for at in self._drained if at in wanted or (at[1] is None and at[0] in self._configured)}
@@ -123,9 +123,14 @@ class Pool:
             self._forget(node_id)
         return self._rebuild(list(groups), now)
 
-    def applied(self, node_id: str, generation: int, now: float) -> Actions:
-        """A ready node acknowledged the present configuration: what grew or is new there counts now (CONF-2)."""
-        return self._settled(node_id, generation, lambda resource: resource.adopt(resource.spec), now)
+    def applied(self, node_id: str, generation: int, now: float, rejected: Collection[str] = ()) -> Actions:
+        """A ready node acknowledged the present configuration: what grew or is new there counts now (CONF-2), but for
+        the providers in ``rejected``, which it does not have."""
+
+        def adopt(resource: Resource) -> None:
+            resource.adopt(resource.spec, rejected=resource.provider_id in rejected)
+
+        return self._settled(node_id, generation, adopt, now)
 
     def refused(self, node_id: str, generation: int, now: float) -> Actions:
         """A ready node does not take the present configuration: what it does not have is no candidate (CONF-2)."""
@@ -183,8 +188,11 @@ class Pool:
             raise KeyError(node_id)
         return self.registry.claim(node_id)
 
-    def ready(self, node_id: str, generation: int, held: Mapping[str, int], now: float) -> Readiness:
-        """The owner is ready and still ``held`` so many slots per provider from earlier sessions (REG-3, POOL-12)."""
+    def ready(
+        self, node_id: str, generation: int, held: Mapping[str, int], now: float, rejected: Collection[str] = ()
+    ) -> Readiness:
+        """The owner is ready and still ``held`` so many slots per provider from earlier sessions (REG-3, POOL-12). It
+        does not have the providers in ``rejected`` (CONF-2)."""
         outcome = self.registry.ready(node_id, generation)
         if outcome is not ReadyOutcome.ACTIVATED:
             self.stats.stale_events += outcome is ReadyOutcome.STALE
@@ -192,7 +200,8 @@ class Pool:
         actions: list[Action] = []
         resources = list(self._nodes[node_id].values())
         for resource in resources:
-            resource.begin(generation, max(0, held.get(resource.provider_id, 0)))
+            provider_id = resource.provider_id
+            resource.begin(generation, max(0, held.get(provider_id, 0)), rejected=provider_id in rejected)
         self._reopen(resources, now, actions)
         self._pump(resources, now, actions)
         return Readiness(outcome, actions)

@@ -94,9 +94,10 @@ class Resource:
         self.fair = FairQueue()
         self.adopt(spec)
 
-    def adopt(self, spec: ProviderSpec) -> None:
-        """Take over ``spec`` whole: the node has acknowledged it, or will start with it."""
-        self.awaited = self.missing = False
+    def adopt(self, spec: ProviderSpec, *, rejected: bool = False) -> None:
+        """Take over ``spec`` whole: the node has acknowledged it, or will start with it. ``rejected``: the node does
+        not have it, and will not (CONF-2)."""
+        self.awaited, self.missing = False, rejected
         if self.rests and (spec.kind, spec.backend) != (self.kind, self.backend):
             self.rests.clear()  # it was another one that asked
         self.kind: str = spec.kind
@@ -154,13 +155,13 @@ class Resource:
         """Whether a request of this class fits now."""
         return self.busy < self.capacity and not (long and self.long_busy >= self.long_capacity)
 
-    def begin(self, generation: int, held: int) -> None:
+    def begin(self, generation: int, held: int, *, rejected: bool = False) -> None:
         """A new generation is ready. What the node still holds from before lingers (POOL-12); health starts clean."""
         self.generation = generation
         self.draining = self.lowered = False
         self.lowered_targets.clear()
         self.lingering = held
-        self.adopt(self.spec)
+        self.adopt(self.spec, rejected=rejected)
 
     def end(self) -> list[Ticket]:
         """The generation is dead: every unit is back. Returns the tickets that held leases, oldest lease first."""

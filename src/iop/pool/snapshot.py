@@ -168,6 +168,8 @@ def _status(resource: Resource) -> str:
         return "draining" if resource.busy else "drained"
     if resource.open and resource.awaited:
         return "pending"
+    if resource.missing and not resource.awaited:
+        return "rejected"
     return "available" if resource.open else "unavailable"
 
 

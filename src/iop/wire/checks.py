@@ -54,6 +54,20 @@ def _check_register_response(p: Any) -> None:
 def _check_ready(p: Any) -> None:
     _name(p.node_id, "node_id")
     _need(len(p.held) <= limits.MAX_PROVIDERS, "held")
+    _check_rejected(p)
+
+
+def _check_refreshed(p: Any) -> None:
+    _check_code(p)
+    _check_rejected(p)
+
+
+def _check_rejected(p: Any) -> None:
+    _need(len(p.rejected) <= limits.MAX_PROVIDERS, "rejected")
+    for one in p.rejected:
+        _name(one.provider_id, "rejected.provider_id")
+        _name(one.code, "rejected.code")
+        _need(len(one.detail) <= limits.MAX_NAME_CHARS, "rejected.detail")
 
 
 def _check_execution(p: Any) -> None:
@@ -152,7 +166,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "config_refresh_request": lambda p: _check_config(p.config),
     "run_request": _check_execution,
     "goodbye": _check_code,
-    "config_refresh_response": _check_code,
+    "config_refresh_response": _check_refreshed,
     "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
     "edge_node_event": _check_event,
     "node_command_request": _check_command,

@@ -2,6 +2,8 @@
 
 Hot frames (bodies, credit, heartbeats) never become one of these: the native codec hands them straight to their stream.
 Whatever a client or a provider wrote is ``bytes``.
+
+The file is long because it has every message: one that looks for a field finds it here.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ __all__ = [
     "RegisterRequest",
     "RegisterResponse",
     "RejectReason",
+    "Rejected",
     "RunRequest",
     "TunnelFrameKind",
 ]
@@ -269,10 +272,22 @@ class HeldSlots:
 
 
 @dataclass(slots=True)
+class Rejected:
+    """A provider that the node may not or cannot have, while it serves the others (CONF-2). ``code``:
+    ``upstream_not_allowed``, ``credential_not_listed``, ``credential_not_set``, ``unknown_kind``, ``bad_address`` or
+    ``cannot_listen``."""
+
+    provider_id: str
+    code: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
 class NodeReadyRequest:
     node_id: str
     revision: int
     held: list[HeldSlots] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -292,6 +307,7 @@ class ConfigRefreshResponse:
     applied: bool
     code: str = ""
     ref: str = ""
+    rejected: list[Rejected] = field(default_factory=list)
 
 
 # ---- execution

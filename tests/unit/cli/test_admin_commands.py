@@ -49,7 +49,10 @@ def test_the_admin_address_is_found_in_a_file_that_is_not_right_otherwise(
 @pytest.mark.req("CONF-2")
 def test_reload_says_what_changed(admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str]) -> None:
     answer: dict[str, Any] = {"result": "applied", "revision": 4, "changed": ["queue.timeout_ms"]}
-    answer |= {"needs_restart": ["http.listen"], "nodes": ["n1", "n\x1b2"]}
+    answer |= {"needs_restart": ["http.listen"], "nodes": ["n1", "n\x1b2"], "unanswered": ["n\x1b2"]}
+    answer["rejected"] = [
+        {"node": "n1", "provider": "p", "code": "upstream_not_allowed", "detail": "not allowed\x1b[2J"}
+    ]
     admin[0].body = json.dumps(answer).encode()
     assert call(["reload", "--admin", admin[1]]) == 0
     assert admin[0].asked == [("POST", "/admin/reload")]
@@ -57,7 +60,9 @@ def test_reload_says_what_changed(admin: tuple[type[Admin], str], capsys: pytest
         "took over revision 4",
         "  changed: queue.timeout_ms",
         "  needs a restart, and stays as it is until then: http.listen",
-        "  told: n1, n?2; `iop-edge status` shows what they say to it",
+        "  told: n1, n?2",
+        "  not answered yet: n?2; `iop-edge status` shows what they say to it",
+        "  rejected: n1/p: not allowed?[2J (upstream_not_allowed)",
     ]
     admin[0].body = b'{"result": "unchanged", "revision": 4}'
     assert call(["reload", "--admin", admin[1]]) == 0

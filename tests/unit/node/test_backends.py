@@ -13,7 +13,7 @@ from iop.net.loop import Runtime
 from iop.node import backends as backends_module
 from iop.node.adapters.echo import EchoServer
 from iop.node.backends import Backends
-from iop.node.provider import Allowance, ConfigRejected
+from iop.node.provider import Allowance
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
 
@@ -51,20 +51,31 @@ async def _reachable(base_url: str) -> bool:
 
 @pytest.mark.req("CONF-2", "TUN-7")
 @async_test()
-async def test_a_refused_configuration_changes_nothing() -> None:
+async def test_what_the_owner_did_not_allow_is_rejected_and_all_else_is_served() -> None:
     async with backends() as b:
         await b.apply(payload(P))
-        before = dict(b.providers)
-        slot = b.gate.try_acquire("p")
-        with pytest.raises(ConfigRejected) as caught:
-            await b.apply(payload(replace(P, max_concurrency=9), Q, ECHO, AWAY, revision=2))
-        assert caught.value.ref == "away"
-        assert (b.providers, b.revision) == (before, 1)
-        assert b.providers["p"].config is P
-        assert not b._echo, "what was begun for it is taken down"
-        assert slot is not None
-        assert b.gate.try_acquire("p") is not None
-        assert b.gate.try_acquire("p") is None, "the old limit"
+        present = b.providers["p"]
+        grown = replace(P, max_concurrency=3)
+        unset = replace(Q, id="unset", api_key_env="NOBODY")
+        rejected = await b.apply(payload(grown, AWAY, Q, unset, revision=2))
+        assert [(one.provider_id, one.code) for one in rejected] == [
+            ("away", "upstream_not_allowed"), ("unset", "credential_not_listed"),
+        ]  # fmt: skip
+        assert "allow_upstreams" in rejected[0].detail
+        assert (sorted(b.providers), b.revision) == (["p", "q"], 2)
+        assert b.providers["p"] is present
+        assert all(b.gate.try_acquire("p") is not None for _ in range(3)), "the new limit"
+        assert await b.apply(payload(grown, Q, revision=3)) == []
+
+
+@pytest.mark.req("CONF-2", "TUN-7")
+@async_test()
+async def test_a_provider_that_moves_where_it_may_not_be_is_gone() -> None:
+    async with backends() as b:
+        await b.apply(payload(P, Q))
+        (one,) = await b.apply(payload(replace(AWAY, id="p"), Q, revision=2))
+        assert (one.provider_id, one.code) == ("p", "upstream_not_allowed")
+        assert sorted(b.providers) == ["q"]
 
 
 @pytest.mark.req("CONF-2", "EXEC-3")
@@ -151,7 +162,7 @@ def test_a_built_in_server_ends_with_the_last_call_of_a_removed_provider(monkeyp
 
 
 @pytest.mark.req("CONF-2", "REG-3")
-def test_a_built_in_server_that_cannot_listen_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_in_server_that_cannot_listen_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(self: EchoServer) -> None:
         raise OSError(98, "in use")
 
@@ -160,8 +171,7 @@ def test_a_built_in_server_that_cannot_listen_is_a_refusal(monkeypatch: pytest.M
     @async_test()
     async def body() -> None:
         async with backends() as b:
-            with pytest.raises(ConfigRejected) as caught:
-                await b.apply(payload(P, ECHO))
-            assert (caught.value.ref, b.providers) == ("e", {})
+            (one,) = await b.apply(payload(P, ECHO))
+            assert (one.provider_id, one.code, sorted(b.providers)) == ("e", "cannot_listen", ["p"])
 
     body()

@@ -10,7 +10,7 @@ import pytest
 from iop.errors import Forbidden, InvalidArgument, IopError
 from iop.net.http.client import Origin
 from iop.net.loop import Runtime
-from iop.node.provider import Allowance, ConfigRejected, Provider, check_path
+from iop.node.provider import Allowance, Provider, ProviderRejected, check_path
 from iop.wire import messages as m
 from tests.support.aio import async_test
 
@@ -70,8 +70,9 @@ def test_without_a_list_a_tunnel_reaches_loopback_and_unix_sockets_only(url: str
     if allowed:
         Allowance().check_origin(origin)
     else:
-        with pytest.raises(Forbidden, match="allow_upstreams"):
+        with pytest.raises(ProviderRejected, match="allow_upstreams") as caught:
             Allowance().check_origin(origin)
+        assert caught.value.reason == "upstream_not_allowed"
 
 
 @pytest.mark.req("TUN-7")
@@ -79,14 +80,14 @@ def test_with_a_list_only_what_is_on_it() -> None:
     allowance = Allowance(upstreams=[("10.0.0.1", 8000)])
     allowance.check_origin(Origin.parse("http://10.0.0.1:8000/v1"))
     for url in ("http://10.0.0.1:8001/v1", "http://127.0.0.1:8000/v1", "unix:/run/docker.sock:/v1"):
-        with pytest.raises(Forbidden):
+        with pytest.raises(ProviderRejected):
             allowance.check_origin(Origin.parse(url))
 
 
 @pytest.mark.req("TUN-7")
 def test_no_entry_of_a_list_stands_for_a_unix_socket() -> None:
     unix = Origin.parse("unix:/run/docker.sock:/v1")
-    with pytest.raises(Forbidden):
+    with pytest.raises(ProviderRejected):
         Allowance(upstreams=[(unix.host, unix.port)]).check_origin(unix)
 
 
@@ -97,11 +98,13 @@ def test_a_credential_needs_the_owners_word_and_a_sound_value() -> None:
     )
     assert allowance.credential("") == b""
     assert allowance.credential("KEY") == b"k"
-    with pytest.raises(Forbidden):
+    with pytest.raises(ProviderRejected) as refused:
         allowance.credential("X")
+    assert refused.value.reason == "credential_not_listed"
     for name in ("BAD", "EMPTY"):
-        with pytest.raises(InvalidArgument) as caught:
+        with pytest.raises(ProviderRejected) as caught:
             allowance.credential(name)
+        assert caught.value.reason == "credential_not_set"
         assert "a\nb" not in caught.value.message
 
 
@@ -238,9 +241,9 @@ def test_a_built_in_provider_needs_no_allowance_and_an_unknown_kind_is_refused()
         runtime = Runtime(asyncio.get_running_loop())
         echo = m.ProviderConfig("e", "echo", "", 1)
         Provider(runtime, echo, listed, "http://127.0.0.1:9/v1").close()
-        with pytest.raises(ConfigRejected):
+        with pytest.raises(ProviderRejected):
             Provider(runtime, m.ProviderConfig("v", "vllm", "", 1), listed, "http://127.0.0.1:9/v1")
-        with pytest.raises(ConfigRejected):
+        with pytest.raises(ProviderRejected):
             Provider(runtime, m.ProviderConfig("x", "telepathy", "", 1), listed, "http://10.0.0.1:8000/v1")
 
     body()

@@ -296,7 +296,7 @@ def test_requests_wait_for_a_provider_that_is_under_way_until_the_node_has_answe
             (waiter, "unavailable"),
             (later, "unavailable"),
         ]
-        assert (w.row("q")["status"], w.row("q")["health"]) == ("unavailable", "unknown")
+        assert (w.row("q")["status"], w.row("q")["health"]) == ("rejected", "unknown")
 
 
 @pytest.mark.req("CONF-2")

@@ -376,14 +376,26 @@ class WorkspaceConfig(_message.Message):
     def __init__(self, ref: _Optional[str] = ...) -> None: ...
 
 class NodeReadyRequest(_message.Message):
-    __slots__ = ("node_id", "revision", "held")
+    __slots__ = ("node_id", "revision", "held", "rejected")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     revision: int
     held: _containers.RepeatedCompositeFieldContainer[HeldSlots]
-    def __init__(self, node_id: _Optional[str] = ..., revision: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldSlots, _Mapping]]] = ...) -> None: ...
+    rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
+    def __init__(self, node_id: _Optional[str] = ..., revision: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldSlots, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("provider_id", "code", "detail")
+    PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    provider_id: str
+    code: str
+    detail: str
+    def __init__(self, provider_id: _Optional[str] = ..., code: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class HeldSlots(_message.Message):
     __slots__ = ("provider_id", "slots")
@@ -408,16 +420,18 @@ class ConfigRefreshRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[NodeConfigPayload, _Mapping]] = ...) -> None: ...
 
 class ConfigRefreshResponse(_message.Message):
-    __slots__ = ("revision", "applied", "code", "ref")
+    __slots__ = ("revision", "applied", "code", "ref", "rejected")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     REF_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     revision: int
     applied: bool
     code: str
     ref: str
-    def __init__(self, revision: _Optional[int] = ..., applied: _Optional[bool] = ..., code: _Optional[str] = ..., ref: _Optional[str] = ...) -> None: ...
+    rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
+    def __init__(self, revision: _Optional[int] = ..., applied: _Optional[bool] = ..., code: _Optional[str] = ..., ref: _Optional[str] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ...) -> None: ...
 
 class LeaseBinding(_message.Message):
     __slots__ = ("lease_id", "long", "attempt", "credential_envelope")
