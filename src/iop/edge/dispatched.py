@@ -8,6 +8,8 @@
 OPEN begins when something of an answer is shown (API-7). What fails in SENT, before that, may be sent again (API-8). In
 CANCELLING whoever asked has their answer or is gone, and the lease waits for the node's word that the call has ended
 (POOL-12). Every way into DONE passes ``_end``, which returns the lease, once.
+
+The file is long because the ways out of each state act on the same few fields and are read together.
 """
 
 from __future__ import annotations
