@@ -269,10 +269,11 @@ cdef class RequestScanner(BodyFacts):
             if not _reads_as(self.js.tok, self._kept(), <bytes>FIELDS[i]):
                 continue
             self.field = i + 1
-            name = FIELDS[i].decode()
             if self.seen >> i & 1:
+                name = FIELDS[i].decode()
                 self._refuse("duplicate_key", f"the body has more than one {name!r}", name)
             if not _is(self.js.tok, self.js.tok_n, <bytes>FIELDS[i]):
+                name = FIELDS[i].decode()
                 self._refuse("ambiguous_key", f"some servers read a member of this body as {name!r}, and some do not; "
                              f"write {name!r} in lower case, or leave it out", name)
             self.seen |= 1 << i

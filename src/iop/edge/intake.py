@@ -10,6 +10,7 @@ can take long.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Callable
@@ -75,13 +76,12 @@ def require_plain_query(query: bytes) -> None:
             raise InvalidRequest("'model' belongs into the body, not into the query", param="model")
 
 
-def _ascii_only(head: RequestHead) -> bool:
-    """Whether the charset that a body is declared in is UTF-8 for ASCII alone (TUN-9). Raises UnsupportedMediaType for
-    one that is not, and InvalidRequest for several content-types."""
-    if b"content-type" in head.fields.repeated:
-        raise InvalidRequest("the request has more than one content-type")
-    kind = head.fields.first.get(b"content-type")
-    if kind is None or b"charset" not in (kind := kind.lower()):
+@functools.lru_cache(maxsize=64)  # clients write a handful
+def _ascii_only(kind: bytes) -> bool:
+    """Whether the charset of a content-type is UTF-8 for ASCII alone (TUN-9). Raises UnsupportedMediaType for one that
+    is not UTF-8 at all."""
+    kind = kind.lower()
+    if b"charset" not in kind:
         return False
     _, _, told = kind.partition(b"charset")
     name, equals, rest = told.partition(b"=")
@@ -102,6 +102,7 @@ class Intake:
         "_behind",
         "_form",
         "_hold",
+        "_inflated_bytes",
         "_inflater",
         "_limit_bytes",
         "_pieces",
@@ -110,7 +111,6 @@ class Intake:
         "_stepped",
         "client_request_id",
         "estimated_tokens",
-        "held_bytes",
         "model",
         "ordinary",
         "received_bytes",
@@ -129,17 +129,15 @@ class Intake:
         self._pieces: list[bytes] = []  # plain
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
-        self._hold = hold
-        self._behind = b""  # fed and not looked at yet, from _at on
-        self._at = 0
-        self._ascii_only = _ascii_only(head)
         self.received_bytes = 0
-        self.held_bytes = 0  # plain ones
         self.model = ""  # this and the next two are known once `finish` has returned
         self.streaming = False
         self.ordinary = False  # sending it twice does nothing twice, as far as the body tells
         self.estimated_tokens = 0
         first = head.fields.first
+        if b"content-type" in head.fields.repeated:
+            raise InvalidRequest("the request has more than one content-type")
+        self._ascii_only = _ascii_only(first.get(b"content-type", b""))
         own_id = first.get(b"x-request-id")
         self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
         coding = first.get(b"content-encoding")
@@ -149,20 +147,24 @@ class Intake:
                 raise UnsupportedMediaType
             self._inflater = zlib.decompressobj(wbits)
         self._stepped = form is not None or self._inflater is not None
-        self._step_bytes = JSON_STEP_BYTES if form is None else FORM_STEP_BYTES
+        if self._stepped:
+            self._step_bytes = JSON_STEP_BYTES if form is None else FORM_STEP_BYTES
+            self._hold = hold
+            self._inflated_bytes = 0
+            self._behind = b""  # fed and not looked at yet, from _at on
+            self._at = 0
 
     def feed(self, piece: bytes) -> bool:
         """True: the piece is to be worked on by :meth:`step`, until that returns False. Raises ScanError."""
         self.received_bytes += len(piece)
         if self._stepped:
             self._behind, self._at = piece, 0
-            if self._inflater is not None:
-                return True
-        self.held_bytes += len(piece)
+            if self._inflater is None:
+                self._pieces.append(piece)
+            return True
         self._pieces.append(piece)
-        if not self._stepped:
-            self._scanner.feed(piece)
-        return self._stepped
+        self._scanner.feed(piece)
+        return False
 
     def step(self) -> bool:
         """Looks at a bounded part of the last piece; whether some of it is left. Raises ScanError, PayloadTooLarge
@@ -190,7 +192,7 @@ class Intake:
         if self._hold is not None:
             self._hold(len(plain) - len(piece) + len(self._behind))
         if plain:
-            self.held_bytes += len(plain)
+            self._inflated_bytes += len(plain)
             self._pieces.append(plain)
             self._scanner.feed(plain)
         return bool(self._behind) or len(plain) == size  # a full step may leave something inside the inflater, too
@@ -242,6 +244,11 @@ class Intake:
         return pieces, sum(map(len, pieces))
 
     @property
+    def held_bytes(self) -> int:
+        """The size of the plain body so far, whether it is still here or not."""
+        return self.received_bytes if self._inflater is None else self._inflated_bytes
+
+    @property
     def held(self) -> bool:
         """Whether the body is still here."""
         return bool(self._pieces) or self.received_bytes == 0
@@ -249,4 +256,5 @@ class Intake:
     def release(self) -> None:
         """Drops the body: it will not be sent again."""
         self._pieces = []
-        self._behind = b""
+        if self._stepped:
+            self._behind = b""
