@@ -50,6 +50,8 @@ node:
     ca: ca.pem
     cert: node-1.pem              # for an edge that demands one (transport.tls.client_ca)
     key: node-1-key.pem
+reconnect:
+  max_attempts: 0                 # for ever: who started it wants it to keep trying
 """
 
 

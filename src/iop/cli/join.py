@@ -68,7 +68,7 @@ def _join(arguments: argparse.Namespace) -> int:
         raise Usage(f"{arguments.edge}: {error}") from None
     node = {"edge": arguments.edge, "token_env": TOKEN_VARIABLE, "tls": _tls(arguments, edge, token)}
     # Without a file there is no folder of ours to put a run store into.
-    text = json.dumps({"node": node, "store": {"url": None}})
+    text = json.dumps({"node": node, "reconnect": {"max_attempts": 0}, "store": {"url": None}})
     config = parse_node(text, source="iop-node join", env={TOKEN_VARIABLE: token})
     from iop.node.app import run
 

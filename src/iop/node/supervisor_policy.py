@@ -29,6 +29,7 @@ from iop.errors import InvalidArgument, InvalidTransition
 
 __all__ = [
     "EXIT_CODES",
+    "FIRST_DELAY_S",
     "JITTER",
     "MIN_DELAY_S",
     "TRANSITIONS",
@@ -40,8 +41,10 @@ __all__ = [
     "SupervisorPolicy",
 ]
 
-#: A delay is the interval times 1 ± this, so that the nodes of a restarted edge do not come back in step.
+#: A delay is this long times 1 ± the jitter, so that the nodes of a restarted edge do not come back in step.
 JITTER = 0.25
+#: The first delay behind a ready session, or behind the start; each further one is twice as long, up to the interval.
+FIRST_DELAY_S = 1.0
 #: Never a busy loop, whatever the interval (SUP-2).
 MIN_DELAY_S = 0.1
 
@@ -152,19 +155,20 @@ class Exit:
 class SupervisorPolicy:
     """One node program's way through connections, from its start (``connecting``) to its exit."""
 
-    __slots__ = ("_story", "attempts", "policy", "state", "was_ready")
+    __slots__ = ("_failures", "_story", "attempts", "policy", "state", "was_ready")
 
     def __init__(self, policy: ReconnectPolicy) -> None:
         self.policy = policy
         self.state = State.CONNECTING
         self.attempts = 0  # failed since the last ready session
+        self._failures = 0  # the same, with the loss of that session
         self.was_ready = False  # some session
         self._story: deque[str] = deque(maxlen=8)
 
     def ready(self) -> None:
         """The session is ready: attempts count from zero again."""
         self._move(_Event.READY)
-        self.attempts = 0
+        self.attempts = self._failures = 0
         self.was_ready = True
 
     def ended(self, reason: Ended, jitter: float) -> Retry | Exit:
@@ -180,7 +184,9 @@ class SupervisorPolicy:
             return Exit(EXIT_CODES[Ended.ATTEMPTS_EXHAUSTED], Ended.ATTEMPTS_EXHAUSTED, reason)
         self._move(_Event.FAILED)
         spread = 1.0 - JITTER + 2.0 * JITTER * min(max(jitter, 0.0), 1.0)
-        return Retry(max(MIN_DELAY_S, self.policy.interval_s * spread), reason, self.attempts, limit)
+        delay_s = min(self.policy.interval_s, FIRST_DELAY_S * 2 ** min(self._failures, 30))
+        self._failures += 1
+        return Retry(max(MIN_DELAY_S, delay_s * spread), reason, self.attempts, limit)
 
     def retry(self) -> None:
         """The delay is over and the next connect begins."""

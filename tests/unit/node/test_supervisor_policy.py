@@ -50,8 +50,8 @@ def test_defaults() -> None:
 def test_finite_attempts_are_counted_and_then_exhausted() -> None:
     m = machine(3)
     assert [fail(m) for _ in range(2)] == [
-        Retry(10.0, Ended.CONNECT_FAILED, 1, 3),
-        Retry(10.0, Ended.CONNECT_FAILED, 2, 3),
+        Retry(1.0, Ended.CONNECT_FAILED, 1, 3),
+        Retry(2.0, Ended.CONNECT_FAILED, 2, 3),
     ]
     assert fail(m) == Exit(4, Ended.ATTEMPTS_EXHAUSTED, Ended.CONNECT_FAILED)
     assert m.state is State.STOPPED
@@ -64,7 +64,7 @@ def test_a_ready_session_resets_the_count_and_its_loss_is_retried() -> None:
     for _ in range(5):
         m.retry()
         m.ready()
-        assert m.ended(Ended.HEARTBEAT_TIMEOUT, 0.5) == Retry(10.0, Ended.HEARTBEAT_TIMEOUT, 0, 2)
+        assert m.ended(Ended.HEARTBEAT_TIMEOUT, 0.5) == Retry(1.0, Ended.HEARTBEAT_TIMEOUT, 0, 2)
     assert isinstance(fail(m), Retry)
     assert fail(m) == Exit(4, Ended.ATTEMPTS_EXHAUSTED, Ended.CONNECT_FAILED)
 
@@ -86,12 +86,26 @@ def test_policies_that_mean_nothing_are_refused(attempts: int, interval: float) 
 @pytest.mark.req("SUP-2")
 @given(interval=st.floats(0, 1e6), jitter=st.floats(-1, 2))
 def test_delays_spread_around_the_interval_and_are_never_a_busy_loop(interval: float, jitter: float) -> None:
-    decision = fail(machine(5, interval), jitter=jitter)
+    policy = machine(0 if interval else 9, interval)
+    for _ in range(8):  # by then the delays have grown to the interval, unless that is longer
+        decision = fail(policy, jitter=jitter)
     assert isinstance(decision, Retry)
+    interval = min(interval, 128.0)
     assert decision.delay_s >= MIN_DELAY_S
     assert decision.delay_s == MIN_DELAY_S or (
         interval * (1 - JITTER) * 0.999 <= decision.delay_s <= interval * (1 + JITTER) * 1.001
     )
+
+
+@pytest.mark.req("SUP-2")
+def test_the_first_delays_are_short_and_grow_to_the_interval() -> None:
+    m = machine(0, 10.0)
+    assert [fail(m).delay_s for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]  # type: ignore[union-attr]
+    m.retry()
+    m.ready()
+    lost = m.ended(Ended.CONNECTION_LOST, 0.5)
+    assert isinstance(lost, Retry)
+    assert [lost.delay_s, *(fail(m).delay_s for _ in range(2))] == [1.0, 2.0, 4.0]  # type: ignore[union-attr]
 
 
 @pytest.mark.req("SUP-2")
