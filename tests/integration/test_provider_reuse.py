@@ -1,4 +1,4 @@
-"""Connections to providers: which are used again, and what never goes on one that may be dead (TUN-5, TUN-5b, TUN-9)."""
+"""Connections to providers: which are used again, and what never goes on one that may be dead (TUN-5, TUN-5b)."""
 
 from __future__ import annotations
 
