@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -340,6 +341,60 @@ async def test_an_answer_is_handed_over_whole_although_the_connection_closes_beh
         assert (answer.status, len(answer.body)) == (200, 3_000_000)
         assert await client.end() == "fin"
         assert app.gone == []
+        await client.close()
+
+
+def read_slowly(sock: socket.socket) -> tuple[bytes, bool]:
+    """All that comes, and whether the end is a reset."""
+    parts: list[bytes] = []
+    try:
+        while data := sock.recv(4096):
+            parts.append(data)
+    except ConnectionResetError:
+        return b"".join(parts), True
+    return b"".join(parts), False
+
+
+@pytest.mark.req("API-8b", "TUN-5c")
+@async_test()
+async def test_what_came_before_a_cut_is_read_and_then_the_reset() -> None:
+    """Where only the close delimits a body, the error event that ends it would be lost with the reset behind it."""
+    app = Recorder()
+    app.hold = True
+    async with serving(app) as (server, address):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            sock.send(b"GET / HTTP/1.0\r\n\r\n")
+            await until(lambda: bool(app.waiting))
+            ex = app.waiting.pop()
+            ex.begin_stream(b"")
+            ex.send(b"y" * 1_000_000)
+            ex.send(b"the last event")
+            ex.cut(reset=True)
+            (connection,) = server.connections
+            await until(lambda: connection.writer.paused)
+            sock.setblocking(True)
+            body, reset = await asyncio.to_thread(read_slowly, sock)
+        assert body.endswith(b"y" * 1_000_000 + b"the last event")
+        assert reset
+
+
+@pytest.mark.req("API-8b", "API-10")
+@async_test()
+async def test_a_client_that_does_not_take_what_comes_before_a_cut_is_given_up() -> None:
+    app = Recorder()
+    app.hold = True
+    async with serving(app, client_idle_timeout_s=0.3) as (server, address):
+        client = await Client.connect(address, receive_bytes=4096)
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        await until(lambda: bool(app.waiting))
+        ex = app.waiting.pop()
+        ex.begin_stream(b"")
+        ex.send(b"y" * 9_000_000)
+        ex.cut(reset=True)
+        await until(lambda: not server.connections)
         await client.close()
 
 

@@ -21,6 +21,7 @@ from tests.support.stack import Stack, model, running_stack
 
 VISIT_S = 40.0
 AT_ONCE = 24
+RESTORED_S = 30.0  # within which HEALTH-8 brings a provider back
 ENOUGH = 10  # differences, after which nothing more is drawn
 
 
@@ -91,6 +92,8 @@ class Stand:
             self._plain_address, self._secure_address = scene.provider.address, secure.address
             for provider in (scene.provider, secure):
                 provider.answer = lambda call, provider=provider: self._answer(call, provider)
+            # A node looks at its providers when it is ready, and there was nobody behind TLS then (HEALTH-10).
+            await scene.healthy(also=("s",), timeout_s=RESTORED_S)
             yield
             for task in list(self._playing):
                 task.cancel()

@@ -71,6 +71,7 @@ class Wire:
             got.body += exc.partial
             got.fault = "ended early"
         except ConnectionError:
+            got.body += bytes(self.reader._buffer)  # type: ignore[attr-defined]  # it raises before it gives these
             got.fault = "reset"
         except (ValueError, asyncio.LimitOverrunError) as exc:
             got.fault = f"malformed: {exc}"

@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,16 @@ class Scene:
         assert answer.status == 200
         return answer.json
 
-    async def healthy(self) -> None:
+    async def healthy(self, *, also: Collection[str] = (), timeout_s: float = QUIET_S) -> None:
         """Waits until no provider of the scripted server is out of the choice for what was done to it: the edge asks
         again after a second (HEALTH-4), and later and later if nobody is there to answer."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + QUIET_S
+        deadline = loop.time() + timeout_s
         while lowered := [
             p["id"]
             for node in (await self.status())["nodes"]
             for p in node["providers"]
-            if p["lowered"] and p["id"] in self.stack.scripted
+            if p["lowered"] and p["id"] in {*self.stack.scripted, *also}
         ]:
             assert loop.time() < deadline, f"{lowered} stay lowered"
             await asyncio.sleep(0.05)

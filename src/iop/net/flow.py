@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import select
 import socket
 import struct
 import sys
+import termios
 
-__all__ = ["abort", "is_exhausted", "peer_closed", "tune"]
+__all__ = ["abort", "is_exhausted", "peer_closed", "tune", "untaken"]
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -45,6 +47,17 @@ def abort(transport: asyncio.Transport, *, reset: bool) -> None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def untaken(transport: asyncio.Transport) -> int:
+    """Bytes that were written and that the peer's kernel has not acknowledged; without those in the own kernel where
+    that does not tell."""
+    waiting: int = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            waiting += int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return waiting
 
 
 def peer_closed(fd: int) -> bool:

@@ -151,7 +151,10 @@ class Exchange:
             return
         self.done = True
         self.release_body()
-        self._connection.close(reset=reset)
+        if reset:
+            self._connection.cut()
+        else:
+            self._connection.close(reset=False)
 
     def defer(self, step: Callable[[], bool]) -> None:
         """From within ``body_piece``: what the piece takes is too long for one turn of the loop. ``step`` is called,

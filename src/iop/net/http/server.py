@@ -50,6 +50,7 @@ REFUSED_HEAD_BYTES = 65536
 LINGER_S = 5.0  # for the client to close, once it was told that there is no more
 TLS_LINGER_S = 1.0  # behind a refused head, from the last byte on, up to LINGER_S: there is no half-close in TLS here
 BODY_FLOOR_BYTES_PER_S = 8192
+TAKEN_POLL_S = 0.05
 WINDOW_PARTS = 8  # in which the window of the body's clock moves on
 WRITE_HIGH_BYTES = 65536
 RDHUP_S = 0.25
@@ -99,6 +100,11 @@ class HttpConnection(asyncio.Protocol):
         self._polling = False  # one timer each, however often reading or writing stops and goes on
         self._watching = False
         self._discarded = 0
+        self._cut = (
+            False  # the end is to be a reset, once the client has taken these bytes; since when they are so many
+        )
+        self._untaken = 0
+        self._untaken_at = 0.0
         self._discard_until = 0.0
         self._keep = False  # once the body is gone that is being discarded
         self._asked = True  # the client has no reason to wait with its body
@@ -421,6 +427,26 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.close(reset=False, refused=True)
 
+    def cut(self) -> None:
+        """End with RST, once the client has been given what came before: a reset drops what is still on its way."""
+        transport = self._transport
+        if transport is None or self.state is CLOSED:
+            return
+        self._move(CLOSED)
+        self.writer.flush_now()
+        self._cut = True
+        self._untaken_at = self.server.runtime.wheel.now
+        self._reset_when_taken(transport)
+
+    def _reset_when_taken(self, transport: asyncio.Transport) -> None:
+        now, left = self.server.runtime.wheel.now, flow.untaken(transport)
+        if left != self._untaken:
+            self._untaken, self._untaken_at = left, now
+        if left == 0 or now - self._untaken_at >= self.server.limits.client_idle_timeout_s:
+            flow.abort(transport, reset=True)
+        else:
+            self._set_deadline(TAKEN_POLL_S)
+
     def close(self, *, reset: bool, reason: str = "client_gone", refused: bool = False) -> None:
         """Flush and close, as fast as the client reads; with ``reset`` the client sees RST at once.
 
@@ -541,6 +567,9 @@ class HttpConnection(asyncio.Protocol):
         """The time of a connection that closes is up, unless its client is still taking the rest."""
         transport = self._transport
         assert transport is not None
+        if self._cut:
+            self._reset_when_taken(transport)
+            return
         if not transport.can_write_eof():
             self._part()  # behind a refused head
             return
