@@ -7,6 +7,8 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from iop.cli import certify, completion, control, init, key, token, trace
 from iop.cli.admin import admin_of, of_running_edge
@@ -21,6 +23,9 @@ from iop.cli.program import (
     version,
     watch_input,
 )
+
+if TYPE_CHECKING:
+    from iop.config.edge import EdgeConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +123,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_edge
 
     config = load_edge(arguments.config)
+    _check_listeners(arguments.config, config)
     from iop.edge.app import run
 
     watch_input(arguments)
@@ -131,6 +137,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     config = load_edge(arguments.config)
     check_keys(config.http)
+    _check_listeners(arguments.config, config)
     providers = sum(len(node.providers) for node in config.nodes)
     print(
         f"{arguments.config}: ok; nodes: {len(config.nodes)}, providers: {providers}, models: {len(config.models)}; "
@@ -139,6 +146,19 @@ def _check(arguments: argparse.Namespace) -> int:
     for text in without_effect(config):
         print(f"{arguments.config}: has no effect: {text}", file=sys.stderr)
     return Exit.OK
+
+
+def _check_listeners(file: Path, config: EdgeConfig) -> None:
+    from iop.cli.listeners import check_listeners
+
+    check_listeners(
+        file,
+        {
+            "http.listen": config.http.listen,
+            "transport.listen": config.transport.listen,
+            "admin.listen": config.admin.listen,
+        },
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from iop.cli import completion, join
 from iop.cli.program import (
@@ -17,6 +21,9 @@ from iop.cli.program import (
     version,
     watch_input,
 )
+
+if TYPE_CHECKING:
+    from iop.config.node import NodeConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +58,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_node
 
     config = load_node(arguments.config)
+    _check_listeners(arguments.config, config)
     from iop.node.app import run
 
     watch_input(arguments)
@@ -61,12 +69,36 @@ def _check(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_node
 
     config = load_node(arguments.config)
+    _check_listeners(arguments.config, config)
     edge = config.node.edge
     how = "over TLS"
     if config.node.tls is None:
         how = "without TLS" + ("" if edge.is_loopback else ": who sees the network sees token and prompts")
     print(f"{arguments.config}: ok; dials {edge} {how}")
+    for name in config.node.credentials:
+        if not os.environ.get(name):
+            _warn(arguments.config, f"node.credentials: {name} is not set here; a provider that names it is rejected")
+    folder = _store_folder(config.store.url)
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        _warn(arguments.config, f"store.url: {folder} is not a folder that can be written to; runs would not be stored")
     return Exit.OK
+
+
+def _store_folder(url: str | None) -> Path | None:
+    """Where the run store's file is to be; None for no store, or one in memory."""
+    if url is None or "mode=memory" in url or ":memory:" in url:
+        return None
+    return Path(unquote(urlsplit(url).path)).parent
+
+
+def _warn(file: Path, text: str) -> None:
+    print(f"{file}: {text}", file=sys.stderr)
+
+
+def _check_listeners(file: Path, config: NodeConfig) -> None:
+    from iop.cli.listeners import check_listeners
+
+    check_listeners(file, {"metrics.listen": config.metrics.listen})
 
 
 if __name__ == "__main__":

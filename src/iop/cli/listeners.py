@@ -1,0 +1,58 @@
+"""What a listener's address needs before a program is started: ``check`` and ``serve`` ask the same (CONF-1)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from iop.config.fields import HostPort
+from iop.errors import ConfigError
+
+__all__ = ["check_listeners"]
+
+
+def check_listeners(file: Path, listeners: Mapping[str, HostPort | None]) -> None:
+    """Try each address, and give it back at once. A port that is taken is no fault here: the program may be running.
+
+    Args:
+        file: The configuration file, for the text of faults.
+        listeners: Addresses by setting; None is a listener that is switched off.
+
+    Raises:
+        ConfigError: With every address that this machine does not have, may not use, or has twice in the file.
+    """
+    faults = []
+    taken: dict[HostPort, str] = {}
+    for setting, address in listeners.items():
+        if address is None:
+            continue
+        fault = _fault(address)
+        if address.port and (first := taken.setdefault(address, setting)) != setting:
+            fault = f"the same address as {first}"
+        if fault:
+            faults.append(f"{file}: {setting}: {address}: {fault}")
+    if faults:
+        raise ConfigError(faults)
+
+
+def _fault(address: HostPort) -> str:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror:
+        return "this name has no address; write an address of this machine"
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(where)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            if error.errno == errno.EADDRNOTAVAIL:
+                return "this machine does not have this address"
+            if error.errno == errno.EACCES:
+                return "this user may not listen on this port; use one above 1023"
+            return error.strerror or str(error)
+    return ""
