@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import async_test
+from tests.support.aio import async_test, until
 from tests.support.certificates import Certificates
 from tests.support.edge import edge, get
 from tests.support.http import Address, Client, post
@@ -160,3 +160,32 @@ async def test_a_websocket_is_answered_with_426() -> None:
         client.send(post("/v1/responses", b"{}", {"Upgrade": "websocket", "Connection": "upgrade"}))
         assert (await client.answer()).status == 400, "a POST is read as one"
         await client.close()
+
+
+@pytest.mark.req("API-10", "API-5")
+@async_test()
+async def test_a_key_whose_bodies_fill_its_share_is_told_so_and_others_are_served() -> None:
+    keys = [
+        {"principal": name, "key_sha256": hashlib.sha256(f"sk-{name * 40}".encode()).hexdigest()} for name in ("a", "b")
+    ]
+
+    def begun(name: str) -> bytes:
+        """80 KB of a body that is not complete."""
+        head = {"Authorization": f"Bearer sk-{name * 40}"}
+        return post("/v1/chat/completions", body(80_000), head)[:-2]
+
+    async with edge(api_keys=keys, max_body_bytes=100_000, max_buffered_body_bytes=300_000) as (one, address):
+        stats = one.http.stats
+        clients = [await Client.connect(address) for _ in range(3)]
+        clients[0].send(begun("a"))
+        await until(lambda: stats.held_by.get("a", 0) > 80_000)
+        clients[1].send(begun("a"))
+        answer = await clients[1].answer()
+        assert (answer.status, answer.json["error"]["code"]) == (429, "too_many_body_bytes")
+        assert answer.json["error"]["type"] == "rate_limit_error"
+        assert answer.get("retry-after") == "1"
+        clients[2].send(begun("b"))
+        await until(lambda: stats.held_by.get("b", 0) > 80_000)
+        for client in clients:
+            await client.close()
+        await until(lambda: not stats.held_by and not stats.buffered_body_bytes)
