@@ -89,7 +89,8 @@ def test_what_a_panel_asks_for_is_exported(target: dict[str, Any]) -> None:
 def test_a_panel_obeys_the_choices_at_the_top(target: dict[str, Any]) -> None:
     assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     for name, matchers, _ in selectors(target["expr"]):
-        assert {("job", "=~", "$job"), ("instance", "=~", "$instance")} <= set(matchers), name
+        chosen = {"job", "instance", *({"model", "node", "provider"} & EXPORTED[name].values.keys())}
+        assert {(label, "=~", f"${label}") for label in chosen} <= set(matchers), name
     shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
     assert shown == grouped_by(target["expr"]) - {"le"}
 
@@ -103,8 +104,8 @@ def test_quantiles_are_taken_of_buckets(target: dict[str, Any]) -> None:
 
 def test_choices_are_read_from_what_is_exported() -> None:
     variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
-    assert set(variables) == {"datasource", "job", "instance"}
-    for label in ("job", "instance"):
+    assert set(variables) == {"datasource", "job", "instance", "model", "node", "provider"}
+    for label in variables.keys() - {"datasource"}:
         found = re.fullmatch(r"label_values\((\w+)(?:\{[^}]*\})?, (\w+)\)", variables[label]["query"]["query"])
         assert found is not None
         assert found[1] in EXPORTED

@@ -45,7 +45,7 @@ async def test_metrics_and_readiness_of_a_node(tmp_path: Path) -> None:
             metrics = await ask(address, "/metrics")
             assert (metrics.get("content-type") or "").startswith("text/plain")
             assert re.search(rb"^iop_node_edge_connected 1\.0$", metrics.body, re.MULTILINE)
-            assert re.search(rb"^iop_node_capacity 3\.0$", metrics.body, re.MULTILINE)
+            assert re.search(rb'^iop_node_capacity{provider="e"} 3\.0$', metrics.body, re.MULTILINE)
             assert link_bytes(metrics) > (0, 0)
             assert (await ask(address, "/readyz")).status == 200
 

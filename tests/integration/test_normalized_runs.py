@@ -64,8 +64,8 @@ async def test_a_direct_run_is_told_event_by_event(stack: Stack) -> None:
         assert line.get("queue_ms", 0) == 0
         after = await scene.samples("iop_edge_tokens_total")
         for kind, count in (("input", 3), ("output", 2)):
-            label = f'{{kind="{kind}"}}'
-            assert after[label] == before.get(label, 0) + count
+            labels = f'{{kind="{kind}",model="",node="n1",principal="",provider="m"}}'
+            assert after[labels] == before.get(labels, 0) + count
 
 
 @pytest.mark.req("POOL-10", "POOL-14")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.support.aio import async_test
 from tests.support.http import chat, post
 from tests.support.programs import command
-from tests.support.stack import Scene, Stack
+from tests.support.stack import Stack
 
 CHAT = "/v1/chat/completions"
 EDGE = {"id", "version", "uptime_s", "revision"}
@@ -27,12 +26,6 @@ async def status(stack: Stack, *arguments: str) -> str:
     ran = await asyncio.to_thread(subprocess.run, line, capture_output=True, text=True, timeout=20, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
-
-
-async def metric(scene: Scene, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", await scene.metrics(), re.MULTILINE)
-    assert found is not None, name
-    return float(found[1])
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -54,15 +47,17 @@ async def test_status_shows_what_the_pool_has(stack: Stack) -> None:
         shown = json.loads(await status(stack, "--json"))
         assert shown["edge"].keys() >= EDGE
         assert (shown["leases_in_use"], shown["waiting"]) == (3, 1)
-        assert await metric(scene, "iop_edge_leases_in_use") == 3
-        assert await metric(scene, "iop_edge_queue_depth") == 1
+        assert sum((await scene.samples("iop_edge_leases_in_use")).values()) == 3
+        assert sum((await scene.samples("iop_edge_queue_depth")).values()) == 1
 
         nodes = by_id(shown["nodes"])
         assert [(name, node["connected"]) for name, node in nodes.items()] == [("n1", True), ("n2", False)]
         providers = by_id([row for node in shown["nodes"] for row in node["providers"]])
         assert all(row.keys() >= PROVIDER and row["engine_running"] is None for row in providers.values())
         assert {name: row["in_use"] for name, row in providers.items() if row["in_use"]} == {"m": 2, "one": 1}
-        assert sum(row["capacity"] for row in providers.values()) == await metric(scene, "iop_edge_capacity")
+        assert sum(row["capacity"] for row in providers.values()) == sum(
+            (await scene.samples("iop_edge_capacity")).values()
+        )
         assert (providers["one"]["status"], providers["one"]["health"]) == ("available", "available")
         absent = providers["absent"]
         assert [absent[key] for key in ("status", "health", "capacity", "in_use")] == ["unavailable", "offline", 0, 0]

@@ -33,9 +33,10 @@ SSE_HEADERS: Headers = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
 DONE = b"data: [DONE]\n\n"
 
 
-def listening_socket() -> socket.socket:
-    """A bound and listening loopback socket; a provider serves duplicates of it, so its port outlives each of them."""
-    sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
+def listening_socket(port: int = 0) -> socket.socket:
+    """A bound and listening loopback socket; a provider serves duplicates of it, so its port outlives each of them.
+    ``port``: of one that was closed before, for a server that comes back."""
+    sock = socket.create_server(("127.0.0.1", port), backlog=4096)
     sock.setblocking(False)
     return sock
 

@@ -41,6 +41,7 @@ LIVE = frozenset(
         "queue.max_waiters_per_principal",
         "recovery.max_attempts",
         "recovery.max_body_bytes",
+        "metrics.principals",
         "nodes",
         "models",
     }

@@ -138,6 +138,12 @@ class RecoverySection(Section):
     max_body_bytes: Annotated[Int, Field(ge=0, le=1 << 40)] = 8_388_608
 
 
+class MetricsSection(Section):
+    """``principals``: counters of requests and tokens carry the principal."""
+
+    principals: bool = False
+
+
 class SecuritySection(Section):
     """SEC; ``managed`` and everything that belongs to it is a later version's."""
 
@@ -238,6 +244,7 @@ class EdgeConfig(Section):
     admin: AdminSection = AdminSection()
     queue: QueueSection = QueueSection()
     recovery: RecoverySection = RecoverySection()
+    metrics: MetricsSection = MetricsSection()
     security: SecuritySection = SecuritySection()
     nodes: tuple[NodeEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()

@@ -247,6 +247,12 @@ class Edge:
         d.max_buffered_bytes = config.transport.max_buffered_bytes
         d.recovery = Limits(config.recovery.max_attempts, config.recovery.max_body_bytes)
         d.keepalive_s = config.http.stream_keepalive_sec
+        d.count_principals = config.metrics.principals
+        self.metrics.forget(
+            model={group.id for group in config.models},
+            node={node.id for node in config.nodes},
+            provider={p.id for node in config.nodes for p in node.providers},
+        )
         self.front.configure(
             plan.access(config.http, self.keychain.keys), plan.models(config), config.http.max_body_bytes
         )
@@ -356,9 +362,10 @@ class Edge:
         metrics, pool, nodes, http = self.metrics, self.pool, self.nodes, self.http
         served: tuple[tuple[str, HttpServer | NodeServer], ...] = (("http", http), ("nodes", nodes))
         metrics.in_flight.watch(lambda: len(self.dispatcher.live))
-        metrics.waiting.watch(lambda: pool.waiting)
-        metrics.leases.watch(lambda: pool.leases_in_use)
-        metrics.capacity.watch(lambda: pool.capacity)
+        metrics.waiting.watch(lambda: {(i,): n for i, n in pool.waiting_by_group().items()})
+        metrics.leases.watch(lambda: {(r.node_id, r.provider_id): len(r.leases) for r in pool.resources()})
+        metrics.capacity.watch(lambda: {(r.node_id, r.provider_id): r.usable for r in pool.resources()})
+        metrics.provider_up.watch(lambda: {(r.node_id, r.provider_id): int(r.open) for r in pool.resources()})
         metrics.ignored_returns.watch(lambda: pool.stats.returned_twice)
         metrics.keys.watch(lambda: self.keychain.count)
         metrics.keys_refused.watch(lambda: int(bool(self.keychain.faults)))

@@ -69,6 +69,7 @@ class Dispatcher:
         self.max_buffered_bytes = 268_435_456
         self.recovery = Limits()
         self.keepalive_s = 15.0  # 0: no keepalives
+        self.count_principals = False  # counters carry the principal (metrics.principals)
         self.live: set[ClientRequest | EdgeRun] = set()
         self.direct_runs = 0
         self.trace = Trace()

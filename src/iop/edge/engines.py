@@ -99,9 +99,9 @@ def engine_fields(figures: EngineFigures | None) -> dict[str, Any]:
     return {"engine_running": figures.running, "engine_waiting": figures.waiting}
 
 
-def running(engines: Mapping[str, EngineFigures]) -> int:
-    """The requests that engines report to be working on."""
-    return sum(figures.running for figures in engines.values() if figures.comparable)
+def running(engines: Mapping[str, EngineFigures]) -> dict[tuple[str, ...], int]:
+    """By provider, the requests that engines report to be working on."""
+    return {(provider_id,): figures.running for provider_id, figures in engines.items() if figures.comparable}
 
 
 def drift(engines: Mapping[str, EngineFigures]) -> dict[tuple[str, ...], int]:

@@ -178,7 +178,7 @@ class Front:
             self._return_permit(ex)
 
     def rejected(self, code: str) -> None:
-        self._dispatcher.metrics.requests["other", code].value += 1
+        self._dispatcher.metrics.requests["other", code, "", "", "", ""].value += 1
 
     def _no_model(self, name: str) -> IopError:
         if self._may_come(name):
@@ -193,7 +193,7 @@ class Front:
         endpoint = self._endpoints.get(ex.head.path)
         shape = self._shape(ex, endpoint)
         api = endpoint.name if endpoint is not None else "other"
-        self._dispatcher.metrics.requests[api, error.code].value += 1
+        self._dispatcher.metrics.requests[api, error.code, "", "", "", ""].value += 1
         block = b"x-request-id: %b\r\n%b" % (request_id.encode(), error_headers(error))
         if isinstance(error, RateLimited | Unauthorized):
             reason = error.reason if isinstance(error, RateLimited) else "unknown_key"

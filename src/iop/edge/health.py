@@ -17,6 +17,7 @@ from iop.edge.commands import Commands
 from iop.errors import IopError, NodeDisconnected
 from iop.execution.failure import HealthReason
 from iop.net.wheel import Timer, Wheel
+from iop.observability.events import EventBus, ProviderChanged
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.evidence import (
     Change,
@@ -58,6 +59,7 @@ class Health:
         *,
         commands: Callable[[str, int], Commands | None],
         jitter: Callable[[], float] = random.random,
+        events: EventBus | None = None,
     ) -> None:
         self.overlay = Overlay(jitter)
         self._wheel = wheel
@@ -65,6 +67,7 @@ class Health:
         self._metrics = metrics
         self._perform = perform
         self._commands = commands
+        self._events = events or EventBus()
         self._timer: Timer | None = None
         self._quiet_until = 0.0
         self._unsaid = 0
@@ -235,6 +238,21 @@ class Health:
         if self._pool.units_of(node_id, provider_id) is not None:  # else it is gone from the configuration, too
             unavailable, now = after is OverlayState.UNAVAILABLE, self._wheel.now
             self._perform(self._pool.set_overlay(node_id, generation, provider_id, unavailable, now, target=target))
+            self._announce(change)
+
+    def _announce(self, change: Change) -> None:
+        """Name what left the choice, or is back in it, in the log and on the bus (OBS-1c)."""
+        lowered = change.after is OverlayState.UNAVAILABLE
+        event = "provider_lowered" if lowered else "provider_restored"
+        fields = {"node": change.node_id, "provider": change.provider_id}
+        if change.target is not None:
+            fields["target"] = change.target
+        lowering = self.overlay.lowerings(change.node_id, change.provider_id).get(change.target)
+        if lowered and lowering is not None:
+            fields["reason"] = lowering.reason.value
+        log.log(logging.WARNING if lowered else logging.INFO, event, extra={"fields": fields})
+        if self._events.watched:
+            self._events.publish(ProviderChanged(event, time.time(), **fields))
 
     def _count(self, change: Change) -> None:
         self._metrics.health_transitions[change.before.value, change.after.value].value += 1

@@ -381,7 +381,7 @@ class NodeServer:
         self.links: set[NodeLink] = set()
         self.owners: dict[str, NodeLink] = {}
         self.refusals: dict[str, dict[str, Any]] = {}
-        self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands)
+        self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands, events=self.events)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
         self.lobby = Lobby()
         self.repeats = Repeats()

@@ -354,22 +354,24 @@ class ClientRequest(Answered):
         duration_s = d.runtime.loop.time() - accepted_at
         waited_s = self.ticket.waited_s if self.ticket is not None else 0.0
         first_s = self._first_at - accepted_at if self._first_at else 0.0
-        metrics = d.metrics
-        metrics.requests[api, outcome].value += 1
-        metrics.duration[api].observe(duration_s)
-        metrics.queue_wait[()].observe(waited_s)
+        metrics, model = d.metrics, self.group_id
+        node_id, provider_id = (lease.node_id, lease.provider_id) if lease is not None else ("", "")
+        counted = self.principal if d.count_principals else ""
+        metrics.requests[api, outcome, model, node_id, provider_id, counted].value += 1
+        metrics.duration[api, model].observe(duration_s)
+        metrics.queue_wait[model].observe(waited_s)
         if self._sse and first_s:
-            metrics.first_token[api].observe(first_s)
+            metrics.first_token[api, model].observe(first_s)
         tokens_in, tokens_out, reasoning, cached = usage if usage is not None else _NO_TOKENS
         tokens = metrics.tokens
         if tokens_in:
-            tokens["input"].value += tokens_in
+            tokens["input", model, node_id, provider_id, counted].value += tokens_in
         if tokens_out:
-            tokens["output"].value += tokens_out
+            tokens["output", model, node_id, provider_id, counted].value += tokens_out
         if reasoning:
-            tokens["reasoning"].value += reasoning
+            tokens["reasoning", model, node_id, provider_id, counted].value += reasoning
         if cached:
-            tokens["cached_input"].value += cached
+            tokens["cached_input", model, node_id, provider_id, counted].value += cached
         # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
         record = RequestOutcome(
             time.time(),
@@ -381,8 +383,8 @@ class ClientRequest(Answered):
             self.intake.client_request_id,
             self.principal,
             self.group_id,
-            lease.node_id if lease is not None else "",
-            lease.provider_id if lease is not None else "",
+            node_id,
+            provider_id,
             self._sse,
             self.attempts,
             milliseconds(waited_s),

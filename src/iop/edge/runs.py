@@ -345,16 +345,17 @@ class EdgeRun(Dispatched):
         outcome = error.code if error is not None else "ok"
         duration_s = d.runtime.loop.time() - self.accepted_at
         first_s = self._first_at - self.accepted_at if self._first_at else 0.0
-        metrics, waited_s = d.metrics, 0.0
+        metrics, waited_s, model = d.metrics, 0.0, d.pool.group_id(self.spec.model)
         if self.ticket is not None:
             waited_s = self.ticket.waited_s
-            metrics.queue_wait[()].observe(waited_s)
-        metrics.requests[API, outcome].value += 1
-        metrics.duration[API].observe(duration_s)
+            metrics.queue_wait[model].observe(waited_s)
+        where = model, self._node_id, self._provider_id, self.principal if d.count_principals else ""
+        metrics.requests[API, outcome, *where].value += 1
+        metrics.duration[API, model].observe(duration_s)
         if first_s:
-            metrics.first_token[API].observe(first_s)
+            metrics.first_token[API, model].observe(first_s)
         for kind, count in zip(TOKEN_KINDS, usage or (), strict=False):
-            metrics.tokens[kind].value += count or 0
+            metrics.tokens[kind, *where].value += count or 0
         record = RequestOutcome(
             ts=time.time(),
             request_id=self.request_id,
@@ -363,7 +364,7 @@ class EdgeRun(Dispatched):
             status=error.status if error is not None else 200,
             duration_ms=milliseconds(duration_s),
             principal=self.principal,
-            model=self.spec.model,
+            model=model,
             node=self._node_id,
             provider=self._provider_id,
             stream=True,

@@ -297,12 +297,16 @@ class Agent:
             self.session.mux.adopt(source, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
             event = m.RunEvent(m.RunEventKind.ERROR, failure=said, session_id=request.session_id)
             source.event(event.kind, codec.run_event(request.stream_id, 0, event))
-            self.metrics.runs[failure.code].value += 1
+            self.metrics.runs[failure.code, self._known(request.provider_id)].value += 1
         else:
             stream = ProviderStream(_NOBODY)
             self.session.mux.adopt(stream, request.stream_id, limits.STREAM_WINDOW_BYTES, request.window_bytes)
             stream.send_terminal(codec.tunnel_error(request.stream_id, 0, said))
-            self.metrics.tunnels[failure.code].value += 1
+            self.metrics.tunnels[failure.code, self._known(request.provider_id)].value += 1
+
+    def _known(self, provider_id: str) -> str:
+        """The value of the label ``provider``: only ids that this node has."""
+        return provider_id if provider_id in self.backends.providers else "other"
 
     def _cancel(self, request: m.CancelRequest) -> None:
         call = self.calls.get(request.stream_id)
@@ -315,7 +319,7 @@ class Agent:
         self.calls.pop(stream_id, None)
         code = error.code if error is not None else None
         counter = self.metrics.tunnels if call.kind == "tunnel" else self.metrics.runs
-        counter[code or "ok"].value += 1
+        counter[code or "ok", self._known(call.slot.provider_id)].value += 1
         status: Status = "complete" if code is None else "cancelled" if code == RequestCancelled.code else "error"
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:

@@ -101,11 +101,11 @@ def _trust(config: NodeConfig) -> Trust:
 
 def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sink: logs.Sink) -> None:
     """Metrics that mirror state read it when they are scraped."""
-    metrics.slots.watch(lambda: sum(backends.gate.held(p) for p in backends.providers))
+    metrics.slots.watch(lambda: {(p,): backends.gate.held(p) for p in backends.providers})
     lingering = backends.lingering
     metrics.lingering.watch(lambda: sum(map(lingering.count, backends.providers)))
     metrics.lingered.watch(lambda: {("ended",): lingering.ended, ("expired",): lingering.expired})
-    metrics.capacity.watch(lambda: sum(p.config.max_concurrency for p in backends.providers.values()))
+    metrics.capacity.watch(lambda: {(i,): p.config.max_concurrency for i, p in backends.providers.items()})
     metrics.provider_connections.watch(lambda: sum(len(p.pool.connections) for p in backends.providers.values()))
     metrics.link_bytes.watch(supervisor.link_bytes)
     metrics.ready.watch(lambda: int(supervisor.connected))

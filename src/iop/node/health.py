@@ -11,6 +11,7 @@ a number of its own, from one source: the edge believes the later one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ from iop.wire import messages as m
 __all__ = ["MISSING_REST_S", "MOST_REPORTS", "REST_S", "Health"]
 
 REST_S = 1.0  # between two reports about one target
+log = logging.getLogger("iop.node.health")
+
 MISSING_REST_S = 10.0  # between two looks at one target that a provider answered 404 for (HEALTH-7)
 MOST_REPORTS = 64  # of targets at a time; a node with more dead ones than that says so of these first
 
@@ -51,6 +54,7 @@ class Health:
         self._latest: dict[tuple[Any, ...], tuple[float, _Probe]] = {}
         self._reporting: dict[_Key, bool] = {}  # whether there is a reason to look again
         self._missing: set[_Key] = set()  # looked at for a 404 a short while ago
+        self._down: set[tuple[str, str]] = set()  # providers and targets, "" for all, that were last found dead
         self._closed = False
 
     def number(self) -> int:
@@ -80,6 +84,7 @@ class Health:
         def done(task: _Probe) -> None:
             found = _UNKNOWN if task.cancelled() else task.result()
             self._metrics.probes[cause, found.health.value].value += 1
+            self._announce(provider, target, found, stalled=cause == "stall")
             heard(found)
 
         stall = cause == "stall"
@@ -105,9 +110,24 @@ class Health:
         (HEALTH-10)."""
         found = await look(provider, targets)
         self._metrics.probes["command", found.finding.health.value].value += 1
+        self._announce(provider, targets[0], found.finding)
         if found.finding.health is ProviderHealth.UNAVAILABLE:
             self.tell(provider, targets[0], found.finding)
         return found
+
+    def _announce(self, provider: Provider, target: str, found: Finding, *, stalled: bool = False) -> None:
+        """Name a provider that was found dead, or alive again, in the log (OBS-1c)."""
+        where = provider.config.id, target if found.target_only else ""
+        fields = {"provider": where[0]} | ({"target": where[1]} if where[1] else {})
+        if found.health is ProviderHealth.UNAVAILABLE and where not in self._down:
+            self._down.add(where)
+            reason = "stalled" if stalled else found.reason.value if found.reason is not None else "failing"
+            log.warning("provider_lowered", extra={"fields": {**fields, "reason": reason}})
+        elif found.health is ProviderHealth.AVAILABLE:
+            for down in self._down & {(where[0], ""), (where[0], target)}:
+                self._down.discard(down)
+                said = {"provider": down[0]} | ({"target": down[1]} if down[1] else {})
+                log.info("provider_restored", extra={"fields": said})
 
     async def _ask_of_stall(self, provider: Provider, target: str) -> Finding:
         """The probe and the engine's figures of a call that has stalled, or may have: within one bound."""

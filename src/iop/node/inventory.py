@@ -21,6 +21,7 @@ from iop.net.http.fetch import fetch
 from iop.net.loop import Runtime
 from iop.net.wheel import Timer
 from iop.node.backends import Backends
+from iop.node.provider import ProviderRejected
 from iop.places import PLACES, Place
 from iop.wire import limits
 from iop.wire import messages as m
@@ -159,7 +160,7 @@ class Inventory:
                 owners = {model.owned_by for model in models if isinstance(model.owned_by, str)}
                 place = next((_BY_OWNER[o] for o in owners if o in _BY_OWNER), _BY_PORT.get(port, _OTHER))
                 capacity = await _slots(origin) if place.kind == "llama_cpp" else None
-        except (TimeoutError, IopError):
+        except (TimeoutError, IopError, ProviderRejected):
             return
         known = place.port == port
         slug = place.slug if known else f"{place.slug}-{port}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from iop._fast.fields import Fields
-from iop.errors import Forbidden, HeadError, InvalidArgument, IopError
+from iop.errors import Forbidden, HeadError, InvalidArgument
 from iop.net.http.client import Origin, ProviderPool
 from iop.net.http.fetch import fetch
 from iop.net.http.head import HOP_BY_HOP, ResponseHead
@@ -49,15 +49,14 @@ MAX_LOCATION_BYTES = 512
 STALL_MS_MAX = 86_400_000  # LIVE-1
 
 
-class ProviderRejected(IopError):
-    """This node may not or cannot have a provider that the edge configured (CONF-2). ``reason`` is a code of the
-    wire's ``Rejected``."""
-
-    code = "provider_rejected"
+class ProviderRejected(Exception):
+    """This node may not or cannot have a provider that the edge configured (CONF-2). No request hears of it: the edge
+    is told with ``reason``, a code of the wire's ``Rejected``, and ``message``."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from iop.errors import TooManySubscribers
 
-__all__ = ["EVENTS", "Event", "EventBus", "NodeChanged", "RunEnded", "RunStarted", "Subscription"]
+__all__ = ["EVENTS", "Event", "EventBus", "NodeChanged", "ProviderChanged", "RunEnded", "RunStarted", "Subscription"]
 
 MAX_SUBSCRIBERS = 32
 QUEUE_EVENTS = 256
@@ -34,6 +34,8 @@ EVENTS = (
     "node_config_applied",
     "node_config_refused",
     "node_removed",
+    "provider_lowered",
+    "provider_restored",
 )
 
 
@@ -81,12 +83,23 @@ class NodeChanged(msgspec.Struct, omit_defaults=True, gc=False):
     reason: str = ""
 
 
-Event = RunStarted | RunEnded | NodeChanged
+class ProviderChanged(msgspec.Struct, omit_defaults=True, gc=False):
+    """A provider, or one ``target`` of it, left the choice or is back in it (OBS-1c); ``reason`` is of HEALTH-8."""
+
+    event: str
+    ts: float
+    node: str
+    provider: str
+    target: str = ""
+    reason: str = ""
+
+
+Event = RunStarted | RunEnded | NodeChanged | ProviderChanged
 
 
 def name_of(event: Event) -> str:
     """Which of :data:`EVENTS` this is."""
-    return event.event if isinstance(event, NodeChanged) else str(event.__struct_config__.tag)
+    return event.event if isinstance(event, NodeChanged | ProviderChanged) else str(event.__struct_config__.tag)
 
 
 class Subscription:

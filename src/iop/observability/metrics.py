@@ -5,14 +5,16 @@ once and kept. State that exists anyway (leases, queue, relay counters kept in C
 owner is read at scrape time through :meth:`Gauge.watch`. prometheus_client is only the exposition, imported at the
 first scrape.
 
-Label values are closed sets; ``reason`` labels, whose values other rooms define, are bounded in number instead.
+Label values are closed sets; ``reason`` labels, whose values other rooms define, are bounded in number instead. The
+values of ``model``, ``node``, ``provider`` and ``principal`` are ids of the configuration, "" where there is none, and
+never what a client sent (OBS-1c); what is no longer configured is dropped with :meth:`Metrics.forget`.
 """
 
 from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import iop
@@ -67,6 +69,16 @@ LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 REASONS_MAX = 64
 _OPEN: tuple[str, ...] = ()  # a label whose values other rooms define: the first REASONS_MAX, then 'other'
 
+
+class _Ids(tuple[str, ...]):
+    """Marks a label whose values are ids of the configuration."""
+
+    __slots__ = ()
+
+
+IDS = _Ids()
+SERIES_MAX = 50_000  # of a metric with ids, so that a mistake cannot fill the memory
+
 Labels = tuple[str, ...]
 Observed = int | float | Mapping[Labels, int | float]
 
@@ -105,6 +117,8 @@ class _Family:
         self.text = text
         self.labels: Labels = tuple(labels)
         self._allowed = tuple(frozenset(values) for values in labels.values())
+        ids = any(values is IDS for values in labels.values())
+        self._most = SERIES_MAX if ids else REASONS_MAX
 
     def checked(self, values: str | Labels, known: Mapping[Labels, object]) -> Labels:
         """The label values of a series; raises :class:`ValueError` outside the closed sets."""
@@ -113,7 +127,7 @@ class _Family:
             raise ValueError(f"{self.name} has the labels {self.labels}")
         if any(allowed and value not in allowed for value, allowed in zip(values, self._allowed, strict=True)):
             raise ValueError(f"{self.name}: {values} is outside the closed set of its labels")
-        if len(known) >= REASONS_MAX and values not in known and not all(self._allowed):
+        if len(known) >= self._most and values not in known and not all(self._allowed):
             return tuple(v if allowed else "other" for v, allowed in zip(values, self._allowed, strict=True))
         return values
 
@@ -129,22 +143,22 @@ class Counter(_Family, dict[str | Labels, Cell]):
 
     def __init__(self, name: str, text: str, labels: Mapping[str, Iterable[str]]) -> None:
         super().__init__(name, text, labels)
-        self._cells: dict[Labels, Cell] = {} if labels else {(): Cell()}
+        self.cells: dict[Labels, Cell] = {} if labels else {(): Cell()}
 
     def __missing__(self, values: str | Labels) -> Cell:
         key = (values,) if isinstance(values, str) else values
-        series = self.checked(key, self._cells)
-        cell = self._cells.setdefault(series, Cell())
+        series = self.checked(key, self.cells)
+        cell = self.cells.setdefault(series, Cell())
         if series == key:  # what was lumped into 'other' is not kept: those names have no bound
             self[values] = cell
         return cell
 
     def add(self, amount: float = 1) -> None:
         """Adds to a counter that has no labels."""
-        self._cells[()].value += amount
+        self.cells[()].value += amount
 
     def read(self) -> Iterator[tuple[Labels, int | float]]:
-        for labels, cell in list(self._cells.items()):
+        for labels, cell in list(self.cells.items()):
             yield labels, cell.value
 
 
@@ -158,23 +172,23 @@ class Histogram(_Family, dict[str | Labels, HistogramCell]):
     ) -> None:
         super().__init__(name, text, labels)
         self.bounds = bounds
-        self._cells: dict[Labels, HistogramCell] = {} if labels else {(): HistogramCell(bounds)}
+        self.cells: dict[Labels, HistogramCell] = {} if labels else {(): HistogramCell(bounds)}
 
     def __missing__(self, values: str | Labels) -> HistogramCell:
         key = (values,) if isinstance(values, str) else values
-        series = self.checked(key, self._cells)
-        cell = self._cells.setdefault(series, HistogramCell(self.bounds))
+        series = self.checked(key, self.cells)
+        cell = self.cells.setdefault(series, HistogramCell(self.bounds))
         if series == key:
             self[values] = cell
         return cell
 
     def observe(self, value: float) -> None:
         """Observes into a histogram that has no labels."""
-        self._cells[()].observe(value)
+        self.cells[()].observe(value)
 
     def read(self) -> Iterator[tuple[Labels, list[tuple[str, float]], float]]:
         """Per series: labels, cumulative buckets as prometheus_client wants them, and the sum."""
-        for labels, cell in list(self._cells.items()):
+        for labels, cell in list(self.cells.items()):
             running, buckets = 0, []
             for bound, count in zip((*self.bounds, float("inf")), cell.buckets, strict=True):
                 running += count
@@ -226,6 +240,18 @@ class Metrics:
     def families(self) -> tuple[Counter | Histogram | Gauge, ...]:
         """All metrics, in the order of their declaration."""
         return tuple(self._families.values())
+
+    def forget(self, **known: Container[str]) -> None:
+        """Drop the series of ids that are not configured any more; ``known`` has the ids that are, by label."""
+        for family in self._families.values():
+            if not isinstance(family, Counter | Histogram):
+                continue
+            at = [(i, known[label]) for i, label in enumerate(family.labels) if label in known]
+            for labels in [
+                labels for labels in family.cells if any(labels[i] and labels[i] not in ids for i, ids in at)
+            ]:
+                del family.cells[labels]
+                family.pop(labels if len(labels) > 1 else labels[0], None)
 
     def render(self) -> tuple[bytes, str]:
         """The body and the content type of ``/metrics``."""
@@ -287,19 +313,36 @@ class EdgeMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests = self._counter("requests", "Requests ended.", api=APIS, outcome=OUTCOMES)
+        self.requests = self._counter(
+            "requests", "Requests ended.",
+            api=APIS, outcome=OUTCOMES, model=IDS, node=IDS, provider=IDS, principal=IDS,
+        )  # fmt: skip
         self.in_flight = self._gauge("requests_in_flight", "Requests accepted and not ended.")
-        self.duration = self._histogram("request_duration_seconds", "From acceptance to the last byte.", api=APIS)
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From acceptance to the first semantic event of a stream.", api=APIS
+        self.duration = self._histogram(
+            "request_duration_seconds", "From acceptance to the last byte.", api=APIS, model=IDS
         )
-        self.queue_wait = self._histogram("queue_wait_seconds", "From admission to the lease, 0 when granted at once.")
-        self.waiting = self._gauge("queue_depth", "Requests that wait for a slot.")
-        self.leases = self._gauge("leases_in_use", "Provider slots held by requests.")
-        self.capacity = self._gauge("capacity", "Provider slots of connected nodes.")
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "From acceptance to the first semantic event of a stream.",
+            api=APIS,
+            model=IDS,
+        )
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "From admission to the lease, 0 when granted at once.", model=IDS
+        )
+        self.waiting = self._gauge("queue_depth", "Requests that wait for a slot.", model=IDS)
+        self.leases = self._gauge("leases_in_use", "Provider slots held by requests.", node=IDS, provider=IDS)
+        self.capacity = self._gauge("capacity", "Provider slots of connected nodes.", node=IDS, provider=IDS)
+        self.provider_up = self._gauge(
+            "provider_up", "1 while a provider can be chosen: connected, enabled, not lowered, not drained.",
+            node=IDS, provider=IDS,
+        )  # fmt: skip
         self.ignored_returns = self._watched("lease_returns_ignored", "Second returns of a lease.")
         self.readmissions = self._counter("readmissions", "Requests put back to their old place.", cause=_OPEN)
-        self.tokens = self._counter("tokens", "Tokens that providers reported.", kind=TOKEN_KINDS)
+        self.tokens = self._counter(
+            "tokens", "Tokens that providers reported.",
+            kind=TOKEN_KINDS, model=IDS, node=IDS, provider=IDS, principal=IDS,
+        )  # fmt: skip
         self.tokens_dropped = self._counter("tokens_dropped", "Token counts that cannot be, dropped.")
         self.keys = self._gauge("keys", "Good keys of clients.")
         self.keys_refused = self._gauge("keys_last_reload_refused", "1 if the keys file is refused as it is.")
@@ -354,7 +397,9 @@ class EdgeMetrics(Metrics):
             "tls_certificate_expiry_timestamp_seconds", "When the certificate shown expires.", listener=LISTENERS
         )
         self.log_lines_dropped = self._watched("log_lines_dropped", "Log lines dropped because nobody read them.")
-        self.engine_running = self._gauge("engine_requests_running", "Requests at work, as the engines report them.")
+        self.engine_running = self._gauge(
+            "engine_requests_running", "Requests at work, as the engines report them.", provider=IDS
+        )
         self.engine_drift = self._gauge(
             "engine_drift", "Requests that engines and leases are apart, summed over engines.", side=("engine", "lease")
         )
@@ -381,10 +426,10 @@ class NodeMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tunnels = self._counter("tunnels", "Tunnel requests ended.", outcome=OUTCOMES)
-        self.runs = self._counter("runs", "Normalized runs ended.", outcome=OUTCOMES)
-        self.slots = self._gauge("slots_in_use", "Provider slots held by calls of this node.")
-        self.capacity = self._gauge("capacity", "Provider slots of this node.")
+        self.tunnels = self._counter("tunnels", "Tunnel requests ended.", outcome=OUTCOMES, provider=IDS)
+        self.runs = self._counter("runs", "Normalized runs ended.", outcome=OUTCOMES, provider=IDS)
+        self.slots = self._gauge("slots_in_use", "Provider slots held by calls of this node.", provider=IDS)
+        self.capacity = self._gauge("capacity", "Provider slots of this node.", provider=IDS)
         self.capacity_refusals = self._counter("capacity_refusals", "Requests over a provider's capacity.")
         self.provider_connections = self._gauge("provider_connections", "Open connections to providers.")
         self.stalls = self._counter(

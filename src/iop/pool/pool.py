@@ -23,7 +23,7 @@ every gate slot that ends otherwise than by a terminal with ``close_confirmed=tr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from iop.errors import (
@@ -469,6 +469,20 @@ class Pool:
     def capacity(self) -> int:
         """Slots for leases of all connected nodes; as the snapshot has them, at a fraction of its cost."""
         return sum(r.usable for resources in self._nodes.values() for r in resources.values())
+
+    def resources(self) -> Iterator[Resource]:
+        """Every provider, to be read only."""
+        for resources in self._nodes.values():
+            yield from resources.values()
+
+    def waiting_by_group(self) -> dict[str, int]:
+        """Tickets that wait, by model group."""
+        return {group_id: group.waiting for group_id, group in self._groups.items()}
+
+    def group_id(self, name: str) -> str:
+        """The model group that a name or an alias stands for; "" for none."""
+        group = self._routes.get(name)
+        return group.spec.group_id if group is not None else ""
 
     def snapshot(self, now: float) -> PoolSnapshot:
         """Plain data for status pages (REG-6)."""

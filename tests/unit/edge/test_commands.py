@@ -144,7 +144,7 @@ def test_engines_are_asked_again_and_again_and_their_figures_stand_beside_the_le
         "silent": {"engine_running": None, "engine_waiting": None},
     }
     # Models in memory are no requests: they are shown, and neither counted nor compared.
-    assert (running(figures), drift(figures)) == (6, {("engine",): 2, ("lease",): 0})
+    assert (running(figures), drift(figures)) == ({("v",): 6}, {("engine",): 2, ("lease",): 0})
     node.leased["v"] = 9
     node.poll.tick(200.0)
     node.answer(m.ProviderTransport("v", 9, 8, 1, True, 6, 2, True))

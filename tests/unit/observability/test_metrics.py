@@ -23,14 +23,15 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 @pytest.mark.req("OBS-1")
 def test_counts_appear_under_their_labels() -> None:
     metrics = EdgeMetrics()
-    cell = metrics.requests["chat", "ok"]
+    cell = metrics.requests["chat", "ok", "m", "n1", "p", ""]
     cell.value += 2
-    metrics.requests["chat", "ok"].value += 1
-    metrics.capacity.watch(lambda: 7)
+    metrics.requests["chat", "ok", "m", "n1", "p", ""].value += 1
+    metrics.capacity.watch(lambda: {("n1", "p"): 7})
     metrics.client_bytes.watch(lambda: {("in",): 10, ("out",): 20})
     seen = samples(metrics)
-    assert seen["iop_edge_requests_total", (("api", "chat"), ("outcome", "ok"))] == 3
-    assert seen["iop_edge_capacity", ()] == 7
+    where = (("model", "m"), ("node", "n1"), ("outcome", "ok"), ("principal", ""), ("provider", "p"))
+    assert seen["iop_edge_requests_total", (("api", "chat"), *where)] == 3
+    assert seen["iop_edge_capacity", (("node", "n1"), ("provider", "p"))] == 7
     assert seen["iop_edge_client_bytes_total", (("direction", "out"),)] == 20
 
 
@@ -38,34 +39,32 @@ def test_counts_appear_under_their_labels() -> None:
 def test_state_is_read_at_every_scrape() -> None:
     metrics = NodeMetrics()
     held = [1]
-    metrics.slots.watch(lambda: held[0])
-    assert samples(metrics)["iop_node_slots_in_use", ()] == 1
+    metrics.slots.watch(lambda: {("p",): held[0]})
+    assert samples(metrics)["iop_node_slots_in_use", (("provider", "p"),)] == 1
     held[0] = 5
-    assert samples(metrics)["iop_node_slots_in_use", ()] == 5
+    assert samples(metrics)["iop_node_slots_in_use", (("provider", "p"),)] == 5
 
 
 @pytest.mark.req("OBS-1")
 def test_histograms_are_cumulative_and_bounds_belong_below() -> None:
     metrics = EdgeMetrics()
     for value in (0.005, 0.0051, 4000.0):
-        metrics.duration["chat"].observe(value)
-    metrics.queue_wait.observe(0)
+        metrics.duration["chat", "m"].observe(value)
+    metrics.queue_wait["m"].observe(0)
     seen = samples(metrics)
     name = "iop_edge_request_duration_seconds"
-    assert seen[name + "_bucket", (("api", "chat"), ("le", "0.005"))] == 1
-    assert seen[name + "_bucket", (("api", "chat"), ("le", "0.01"))] == 2
-    assert seen[name + "_bucket", (("api", "chat"), ("le", "3600.0"))] == 2
-    assert seen[name + "_bucket", (("api", "chat"), ("le", "+Inf"))] == 3
-    assert seen[name + "_count", (("api", "chat"),)] == 3
-    assert seen[name + "_sum", (("api", "chat"),)] == pytest.approx(4000.0101)
-    assert seen["iop_edge_queue_wait_seconds_count", ()] == 1
+    for bound, count in (("0.005", 1), ("0.01", 2), ("3600.0", 2), ("+Inf", 3)):
+        assert seen[name + "_bucket", (("api", "chat"), ("le", bound), ("model", "m"))] == count
+    assert seen[name + "_count", (("api", "chat"), ("model", "m"))] == 3
+    assert seen[name + "_sum", (("api", "chat"), ("model", "m"))] == pytest.approx(4000.0101)
+    assert seen["iop_edge_queue_wait_seconds_count", (("model", "m"),)] == 1
 
 
 @pytest.mark.req("OBS-1")
 def test_labels_are_closed_sets() -> None:
     metrics = EdgeMetrics()
     with pytest.raises(ValueError, match="closed set"):
-        metrics.requests["chat", "qwen3-32b"]
+        metrics.requests["chat", "qwen3-32b", "", "", "", ""]
     with pytest.raises(ValueError, match="labels"):
         metrics.requests["chat"]
     metrics.leases.watch(lambda: {("gpu-1",): 1})
@@ -84,6 +83,39 @@ def test_reasons_are_bounded_in_number() -> None:
     assert len(metrics.protocol_errors) <= 64, "names without a bound are kept"
 
 
+#: Labels that are ids of the configuration, by metric; no other metric has one (OBS-1b, OBS-1c).
+_WHERE = {"node", "provider"}
+IDS_OF: dict[str, set[str]] = {
+    "requests_total": {"model", "principal", *_WHERE},
+    "tokens_total": {"model", "principal", *_WHERE},
+    "request_duration_seconds": {"model"},
+    "time_to_first_token_seconds": {"model"},
+    "queue_wait_seconds": {"model"},
+    "queue_depth": {"model"},
+    "leases_in_use": _WHERE,
+    "capacity": _WHERE,
+    "provider_up": _WHERE,
+    "engine_requests_running": {"provider"},
+    "tunnels_total": {"provider"},
+    "runs_total": {"provider"},
+    "slots_in_use": {"provider"},
+}
+
+
+@pytest.mark.req("OBS-1c")
+def test_series_of_what_is_no_longer_configured_are_dropped() -> None:
+    metrics = EdgeMetrics()
+    for model, provider in (("m", "p"), ("m", "gone"), ("gone", "p"), ("", "")):
+        metrics.requests["chat", "ok", model, "n1" if provider else "", provider, ""].value += 1
+        metrics.duration["chat", model].observe(1)
+    kept = metrics.requests["chat", "ok", "m", "n1", "p", ""]
+    metrics.forget(model={"m"}, node={"n1"}, provider={"p"})
+    assert {labels[2:5] for labels, _ in metrics.requests.read()} == {("m", "n1", "p"), ("", "", "")}
+    assert {labels for labels, _, _ in metrics.duration.read()} == {("chat", "m"), ("chat", "")}
+    assert metrics.requests["chat", "ok", "m", "n1", "p", ""] is kept
+    assert metrics.requests["chat", "ok", "gone", "n1", "p", ""].value == 0, "it begins anew if it comes back"
+
+
 @pytest.mark.req("OBS-1")
 @pytest.mark.parametrize("metrics", [EdgeMetrics(), NodeMetrics()], ids=lambda m: m.prefix)
 def test_the_table_is_named_by_the_rules_of_prometheus(metrics: Metrics) -> None:
@@ -91,8 +123,10 @@ def test_the_table_is_named_by_the_rules_of_prometheus(metrics: Metrics) -> None
         assert family.name.startswith(metrics.prefix)
         assert family.name.endswith("_total") == (family.kind == "counter"), family.name
         assert family.text.endswith("."), family.name
-        assert not {"node", "provider", "request_id", "principal", "model"} & set(family.labels), family.name
+        ids = {"node", "provider", "principal", "model", "request_id"} & set(family.labels)
+        assert ids <= IDS_OF.get(family.name.removeprefix(metrics.prefix), set()), family.name
         if isinstance(family, Histogram):
+            assert ids <= {"model"}, "the series of a histogram are many already"
             assert list(family.bounds) == sorted(family.bounds)
             assert family.name.endswith("_seconds")
     assert f"{metrics.prefix}build_info" in {family.name for family in metrics.families}
