@@ -7,6 +7,7 @@ __all__ = ["PERIOD_S", "SAID", "Repeats"]
 SAID = 10  # lines of one kind in a period that are logged as they are
 PERIOD_S = 10.0
 KINDS = 64  # that are told apart
+OTHERS = "lines_repeated"  # stands for all others
 
 
 class Repeats:
@@ -18,7 +19,7 @@ class Repeats:
 
     def say(self, kind: str, now: float) -> bool:
         if kind not in self._kinds and len(self._kinds) >= KINDS:
-            kind = ""
+            kind = OTHERS
         ends_at, said, unsaid = self._kinds.get(kind, (now + PERIOD_S, 0, 0))
         if now >= ends_at and not unsaid:
             ends_at, said = now + PERIOD_S, 0
