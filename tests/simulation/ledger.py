@@ -87,16 +87,16 @@ class WatchedPool(Pool):
         assert self.ledger.picture() == before, f"generation {generation} of {node_id} is stale and changed something"
         return result
 
-    def applied(self, node_id: str, generation: int, now: float) -> Actions:
+    def applied(self, node_id: str, generation: int, now: float, *more: Any) -> Actions:
         return self.ledger.acted(
-            self._fenced(node_id, generation, lambda: super(WatchedPool, self).applied(node_id, generation, now))
+            self._fenced(node_id, generation, lambda: super(WatchedPool, self).applied(node_id, generation, now, *more))
         )
 
-    def ready(self, node_id: str, generation: int, held: Any, now: float) -> Readiness:
+    def ready(self, node_id: str, generation: int, held: Any, now: float, *more: Any) -> Readiness:
         ledger = self.ledger
         ledger.seen["held over"] += sum(held.values())
         readiness: Readiness = self._fenced(
-            node_id, generation, lambda: super(WatchedPool, self).ready(node_id, generation, held, now)
+            node_id, generation, lambda: super(WatchedPool, self).ready(node_id, generation, held, now, *more)
         )
         ledger.acted(readiness.actions)
         return readiness
@@ -111,7 +111,9 @@ class WatchedPool(Pool):
             self._fenced(node_id, generation, lambda: super(WatchedPool, self).drain(node_id, generation, now))
         )
 
-    def set_overlay(self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float) -> Actions:
+    def set_overlay(
+        self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float, **more: Any
+    ) -> Actions:
         ledger, key = self.ledger, (node_id, generation, provider_id)
         ledger.seen["overlay lowered" if unavailable else "overlay restored"] += 1
         (ledger.lowered.add if unavailable else ledger.lowered.discard)(key)
@@ -119,7 +121,9 @@ class WatchedPool(Pool):
             self._fenced(
                 node_id,
                 generation,
-                lambda: super(WatchedPool, self).set_overlay(node_id, generation, provider_id, unavailable, now),
+                lambda: super(WatchedPool, self).set_overlay(
+                    node_id, generation, provider_id, unavailable, now, **more
+                ),
             )
         )
 
