@@ -270,16 +270,16 @@ def test_losing_a_pending_claim_only_releases_it(caplog: pytest.LogCaptureFixtur
 @async_test()
 async def test_guessed_tokens_are_counted_each_and_logged_few_times(caplog: pytest.LogCaptureFixture) -> None:
     async with NodePort() as port:
-        for number in range(60):
+        for number in range(SAID + 20):
             link = await RawLink.connect(port.address)
             assert not (await link.register(f"guess-{number}")).accepted
             await link.close()
-        assert port.rejections() == {"unknown_token": 60}
+        assert port.rejections() == {"unknown_token": SAID + 20}
         lines = fields(caplog, "node_rejected")
         assert len(lines) == SAID
         server = port.server
         await until(lambda: len(server.links) == 0)
-        assert server.repeats.due(server.now + PERIOD_S) == [("node_rejected unknown_token", 60 - SAID)]
+        assert server.repeats.due(server.now + PERIOD_S) == [("node_rejected unknown_token", 20)]
 
 
 @pytest.mark.req("WIRE-9", "WIRE-10")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["PERIOD_S", "SAID", "Repeats"]
 
-SAID = 10  # lines of one kind in a period that are logged as they are
+SAID = 100  # lines of one kind in a period that are logged as they are
 PERIOD_S = 10.0
 KINDS = 64  # that are told apart
 OTHERS = "lines_repeated"  # stands for all others
