@@ -18,8 +18,10 @@ import pytest
 from tests.support.aio import async_test, until
 from tests.support.faultyprovider import (
     APIS,
+    AT_WORK,
     BUSY,
     PATHS,
+    RETRY_AFTER_S,
     SLOW,
     STREAMED,
     Answer,
@@ -36,6 +38,8 @@ from tests.support.provider import Call
 from tests.support.stack import Scene, Stack, running_stack
 
 QUICK, SLOWLY = 24, 56  # faulty providers: of faults that show at once, and of those that a clock has to end
+LLAMAS = 4  # whose engines go on with what was abandoned
+GOES_ON_S = 2.5
 STALL_MS = 800
 DEADLINE_MS = 1500
 KEEPALIVE_S = 0.3
@@ -49,11 +53,12 @@ COMMENTS = (
 def _stack(folder: Any, keepalive_s: float) -> Iterator[Stack]:
     providers: dict[str, dict[str, Any]] = {"good": {}}
     models: list[dict[str, Any]] = []
-    hasty = {"response_stall_timeout_ms": STALL_MS}
-    for kind, count in (("f", QUICK), ("s", SLOWLY)):
+    hasty = {"response_stall_timeout_ms": STALL_MS, "first_response_timeout_ms": STALL_MS}
+    kinds = {"f": {}, "s": hasty, "l": {"kind": "llama_cpp", **hasty}}
+    for kind, count in (("f", QUICK), ("s", SLOWLY), ("l", LLAMAS)):
         for number in range(count):
             one = f"{kind}{number}"
-            providers[one] = {"capacity": 1, **(hasty if kind == "s" else {})}
+            providers[one] = {"capacity": 1, **kinds[kind]}
             alone = [{"node": "n1", "provider": one, "target": f"on-{one}", "priority": 0}]
             spare = [*alone, {"node": "n1", "provider": "good", "target": "on-good", "priority": 1}]
             models.append({"id": f"pair-{one}", "candidates": spare})
@@ -110,11 +115,15 @@ class Wall:
         self.latest: dict[str, Answer] = {}  # by faulty provider
         self.overlaps: list[str] = []
         self.waiting: set[asyncio.Task[None]] = set()
+        self.left_at: dict[Answer, float] = {}  # calls that were found to be over
         scene.provider.answer = self.answer
 
     def answer(self, call: Call) -> None:
         if call.method != b"POST":
-            call.respond(b"{}", 404)  # figures and health: this server says nothing of itself
+            if not call.provider.startswith("l"):
+                call.respond(b"{}", 404)  # figures and health: this server says nothing of itself
+            else:
+                call.respond(self._slots(call.provider) if call.path.endswith(b"/slots") else b"{}")
             return
         run = self.runs[(call.header(b"x-case") or b"").decode()]
         before = self.latest.get(call.provider)
@@ -130,6 +139,14 @@ class Wall:
             task.add_done_callback(self.waiting.discard)
         else:
             self._now(run, call)
+
+    def _slots(self, provider: str) -> bytes:
+        """What a llama.cpp server runs: the call that it has, and for a while one that was abandoned."""
+        latest, now = self.latest.get(provider), asyncio.get_running_loop().time()
+        if latest is None or latest.over:
+            return b"[]"
+        at_work = not _ended(latest) or now - self.left_at.setdefault(latest, now) < GOES_ON_S
+        return b'[{"is_processing": true}]' if at_work else b"[]"
 
     async def _later(self, run: Run, call: Call) -> None:
         await run.told.wait()
@@ -185,6 +202,16 @@ async def _case(wall: Wall, run: Run) -> None:
             got, broken = first + exc.body, exc.how == "fin"
         _check(run, head, got, broken)
         answer = await follower.answer()
+        async with asyncio.timeout(10):
+            while answer.status == 429 and status_of(case.fault) in (429, 503):
+                # It came behind the answer with which the provider asked for a pause (HEALTH-9).
+                assert answer.json["error"]["code"] == "providers_resting"
+                assert answer.get("retry-after") == str(RETRY_AFTER_S)
+                await follower.close()
+                await asyncio.sleep(0.1)
+                follower = await Client.connect(http)
+                follower.send(post(PATHS["chat"], body, {"x-case": run.id, "x-next": "1"}))
+                answer = await follower.answer()
         assert (answer.status, answer.body) == (200, whole("chat", "n")), "the slot's next request"
         assert answer.get("x-iop-provider") == run.provider
     finally:
@@ -205,13 +232,13 @@ def _check(run: Run, head: Head, got: bytes, broken: bool) -> None:
     assert all(body == run.bodies[0] for body in run.bodies), "what is sent again is what was sent"
     # A provider that stalled, and that a probe finds well, is asked again where there is no other: twice (POOL-11).
     assert len(run.faulty) == (3 if outcome == "a" and case.code == "response_stalled" and not case.spare else 1)
-    assert run.good == int(outcome in "ao" and case.spare)
+    assert run.good == int(outcome in "nao" and case.spare)
     if run.good:
         assert (head.status, got, broken) == (200, _good(case), False)
         assert case.mode == "kept" or head.get("x-iop-provider") == "good"
     elif case.mode == "kept":
         _check_kept(run, got, broken)
-    elif outcome == "a":
+    elif outcome in "na":
         assert not broken
         status = 504 if case.code == "response_stalled" else 502
         assert head.status == status
@@ -220,7 +247,7 @@ def _check(run: Run, head: Head, got: bytes, broken: bool) -> None:
         declared = sent.shown if case.fault == "length too short" else sent.sent
         status = status_of(case.fault)
         assert (head.status, got, broken) == (status, declared, False)
-        assert head.get("retry-after") == ("7" if status != 200 else None)
+        assert head.get("retry-after") == (str(RETRY_AFTER_S) if status != 200 else None)
         if "gzip" in case.fault:
             assert head.get("content-encoding") == "gzip"
     else:
@@ -249,7 +276,7 @@ def _check_shown(run: Run, got: bytes) -> None:
 def _check_kept(run: Run, got: bytes, broken: bool) -> None:
     """The client has heard a keepalive and nobody else can answer."""
     case, sent = run.case, run.faulty[-1]
-    if case.outcome == "a":
+    if case.outcome in "na":
         assert (_without_error(case, got), broken) == (b"", True)
     elif sent.sent == BUSY:
         assert broken
@@ -298,22 +325,22 @@ async def _play_all(stack: Stack, api: str, mode: str) -> None:
     async with stack.scene() as scene:
         wall = Wall(scene)
         since = len(stack.edge.lines)
-        free: dict[bool, asyncio.Queue[str]] = {False: asyncio.Queue(), True: asyncio.Queue()}
-        for slow, kind, count in ((False, "f", QUICK), (True, "s", SLOWLY)):
+        free: dict[str, asyncio.Queue[str]] = {kind: asyncio.Queue() for kind in "fsl"}
+        for kind, count in (("f", QUICK), ("s", SLOWLY), ("l", LLAMAS)):
             for number in range(count):
-                free[slow].put_nowait(f"{kind}{number}")
+                free[kind].put_nowait(f"{kind}{number}")
         failures: list[str] = []
 
         async def one(case: Case, number: int) -> None:
-            slow = case.fault in SLOW
-            provider = await free[slow].get()
+            kind = "l" if case.fault == AT_WORK else "s" if case.fault in SLOW else "f"
+            provider = await free[kind].get()
             run = wall.runs[f"case-{number}"] = Run(case, number, provider)
             try:
                 await _case(wall, run)
             except Exception as exc:
                 text = str(exc) or repr(exc)
                 failures.append(f"{case.name} -> {OUTCOMES[case.outcome][0]}: {text[:1500]}")
-            free[slow].put_nowait(provider)
+            free[kind].put_nowait(provider)
 
         ordered = sorted(cases(api, mode), key=lambda case: case.fault not in SLOW)
         await asyncio.gather(*(one(case, number) for number, case in enumerate(ordered)))
@@ -352,7 +379,7 @@ async def _check_aftermath(scene: Scene, wall: Wall, since: int) -> None:
 def _outcome(case: Case) -> str:
     if case.outcome == "d":
         return "deadline_exceeded"
-    if case.outcome in "ao" and case.spare:
+    if case.outcome in "nao" and case.spare:
         return "ok"
     if case.code and case.outcome != "s":
         return case.code

@@ -148,7 +148,7 @@ async def scene() -> AsyncIterator[Scene]:
     try:
         for link, token in zip(links, ("n1", "n2"), strict=True):
             await link.ready(token)
-            await link.seen()
+            await link.seen(provider_health=AVAILABLE)
         await until(lambda: at.health == "available")
         yield at
         await until(lambda: edge.pool.leases_in_use == 0 and not edge.dispatcher.live)
@@ -260,7 +260,7 @@ async def test_a_node_that_comes_back_starts_clean_and_answers_of_before_count_f
         at.one = await RawLink.connect(("127.0.0.1", at.edge.node_port))
         await at.one.ready("n1")
         assert at.health == "unknown", "it was not looked at"
-        await at.one.seen()
+        await at.one.seen(provider_health=AVAILABLE)
         await until(lambda: at.health == "available")
         at.observe(UNAVAILABLE, 1)
         await until(lambda: at.health == "unavailable")

@@ -284,7 +284,7 @@ def _length_too_long(a: Answer) -> None:
 
 
 def _status(status: int) -> Callable[[Answer], None]:
-    return lambda a: a.respond(BUSY, status, [*JSON_HEADERS, (b"Retry-After", b"7")])
+    return lambda a: a.respond(BUSY, status, [*JSON_HEADERS, (b"Retry-After", b"%d" % RETRY_AFTER_S)])
 
 
 def _gzip_lie(body: bytes) -> Callable[[Answer], None]:
@@ -302,7 +302,7 @@ def _redirect(a: Answer) -> None:
 def _unread(a: Answer) -> None:
     """The body stays in the socket, and the connection open: the next request is read behind it, as a part of it."""
     a.over, a.sent = True, BUSY
-    a.call.respond(BUSY, 500, [*JSON_HEADERS, (b"Retry-After", b"7")])
+    a.call.respond(BUSY, 500, [*JSON_HEADERS, (b"Retry-After", b"%d" % RETRY_AFTER_S)])
     a.call.connection.unread = a.call.body
 
 
@@ -316,6 +316,7 @@ def _raw(data: bytes) -> Callable[[Answer], None]:
     return lambda a: a.call.send(data)
 
 
+RETRY_AFTER_S = 1
 COMMENT = b": still here\n\n"
 FLOOD = COMMENT * 1200  # more than the edge holds of a preamble
 GARBAGE = bytes(range(256)) * 2
@@ -325,6 +326,7 @@ _LINE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 #: Each spoils an answer. Those in :data:`SLOW` go on until somebody's clock ends them.
 FAULTS: dict[str, Callable[[Answer], None]] = {
     "stall": Answer.begin,
+    "stall of an engine at work": Answer.begin,
     "cut": _cut,
     "reset": _reset,
     "half-close": _half_close,
@@ -354,7 +356,8 @@ FAULTS: dict[str, Callable[[Answer], None]] = {
     "head with length and chunks": _raw(_LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"),
     "status outside HTTP": _raw(b"HTTP/1.1 999 What\r\nContent-Length: 2\r\n\r\n{}"),
 }
-SLOW = frozenset({"stall", "comments without end", "flood of comments", "a byte now and then"})
+AT_WORK = "stall of an engine at work"  # which goes on when its caller has left
+SLOW = frozenset({"stall", AT_WORK, "comments without end", "flood of comments", "a byte now and then"})
 
 
 def status_of(fault: str) -> int:

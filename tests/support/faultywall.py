@@ -37,6 +37,12 @@ OUTCOMES = {
         "other provider, an error with the code in the last column; behind a stall, once the provider was asked again "
         "as often as `recovery.max_attempts` says, if a probe found it well",
     ),
+    "n": Outcome(
+        "elsewhere",
+        "nothing was shown: the client gets the whole answer of another provider. With no other provider, an error "
+        "with the code in the last column at once: an engine that goes on with what was abandoned is not asked again, "
+        "and its slot is taken until it has done with it",
+    ),
     "o": Outcome("again, else its own", "the same. With no other provider, what this one answered, as it is"),
     "e": Outcome(
         "error event",
@@ -59,6 +65,7 @@ OUTCOMES = {
 #: Streams. fault: (outcome at each of STREAM_PLACES, "-" where there is none; code)
 STREAM = {
     "stall":                               ("aaaaaeceee", STALLED),
+    "stall of an engine at work":          ("nn--------", STALLED),
     "cut":                                 ("aaaaaeceee", LOST),
     "reset":                               ("aaaaaeceee", LOST),
     "half-close":                          ("aaaaaeceee", LOST),
@@ -92,6 +99,7 @@ STREAM = {
 #: Whole answers. fault: (outcome at each of WHOLE_PLACES; code)
 WHOLE = {
     "stall":                               ("aaacc-", STALLED),
+    "stall of an engine at work":          ("nn----", STALLED),
     "cut":                                 ("aaacc-", LOST),
     "reset":                               ("aaacc-", LOST),
     "half-close":                          ("aaacc-", LOST),

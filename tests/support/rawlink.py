@@ -86,16 +86,19 @@ class RawLink:
         """The next look at a provider, which is answered with what is ``found``; everything else before it is dropped
         (HEALTH-10)."""
         asked = await self._command(look=True)
-        where = {"provider_id": asked.provider_id, "adapter": asked.adapter, "target": asked.target}
-        self.send(codec.encode(m.NodeCommandResponse(asked.command_id, **where, **found)))
+        answer = m.NodeCommandResponse(
+            asked.command_id, provider_id=asked.provider_id, adapter=asked.adapter, target=asked.target, **found
+        )
+        self.send(codec.encode(answer))
         return asked
 
     async def _command(self, *, look: bool) -> m.NodeCommandRequest:
         while True:
             envelope = await self.frame()
             found = codec.decode(envelope) if frame.decode(envelope) is None else None
-            asked = isinstance(found, m.NodeCommandRequest) and found.command is m.NodeCommand.CAPABILITIES
-            if asked and look == bool(found.targets):
+            if not isinstance(found, m.NodeCommandRequest) or found.command is not m.NodeCommand.CAPABILITIES:
+                continue
+            if look == bool(found.targets):
                 return found
 
     async def register(self, token: str, *, version: int = limits.PROTOCOL_VERSION) -> m.RegisterResponse:

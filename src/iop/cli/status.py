@@ -120,6 +120,7 @@ def table(status: dict[str, Any]) -> Iterator[str]:
         yield from aligned(("PRINCIPAL", "IN FLIGHT", "REQUESTS/MIN", "TOKENS/MIN"), principals)
     config = edge.get("config")
     notes = [
+        *(note for node in nodes for provider in node.get("providers", []) for note in _provider_notes(provider)),
         *(f"needs a restart: {name}" for name in _list(config, "needs_restart")),
         *(f"the last reload was refused: {fault}" for fault in _list(config, "faults")),
         *(f"the keys file is refused: {fault}" for fault in _list(edge.get("keys"), "faults")),
@@ -147,11 +148,27 @@ def _config(node: dict[str, Any]) -> str:
 
 
 def _health(provider: dict[str, Any]) -> str:
-    """The health, and for one that is lowered since when, and what said so."""
+    """The health, and for one that is lowered since when, and why."""
     text, lowered = _text(provider, "health"), provider.get("lowered")
     if not isinstance(lowered, dict) or not isinstance(since := lowered.get("since"), int | float):
         return text
-    return f"{text} {_duration(max(0.0, time.time() - since))} ({_text(lowered, 'source')})"
+    return f"{text} {_duration(max(0.0, time.time() - since))} ({_text(lowered, 'reason')})"
+
+
+def _provider_notes(provider: dict[str, Any]) -> Iterator[str]:
+    """What there is to say of its targets, and what a look at it has found."""
+    name = _text(provider, "id")
+    for target, lowered in _items(provider.get("lowered_targets")):
+        reason = _text(lowered, "reason") if isinstance(lowered, dict) else "-"
+        yield f"{name}: {shown(target)} is unavailable ({reason})"
+    for target, left_s in _items(provider.get("resting")):
+        yield f"{name}: {shown(target)} rests for {_duration(left_s)}"
+    if provider.get("note"):
+        yield f"{name}: {_text(provider, 'note')}"
+
+
+def _items(value: object) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _list(item: object, key: str) -> list[str]:

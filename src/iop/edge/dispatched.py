@@ -311,12 +311,16 @@ class Dispatched(ABC):
         if not answered and self._turned_away(failure):
             return True
         if code is m.ErrorCode.RESPONSE_STALLED:
-            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11), and not while it
-            # works on what others have asked (LIVE-2b).
-            fallback = handoff is m.ProviderHealth.AVAILABLE and not failure.engine_busy
-            retryable = handoff is not None and failure.retryable
+            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11), and never if it works
+            # on what it was not asked by anybody who waits (LIVE-2b).
+            busy = failure.engine_busy
             return self._recover(
-                error, avoid=lease.provider_id, retryable=retryable, fallback=fallback, lingering=lingering
+                error,
+                avoid=lease.provider_id,
+                refused=(lease.provider_id, None) if busy else None,
+                retryable=handoff is not None and failure.retryable,
+                fallback=handoff is m.ProviderHealth.AVAILABLE and not busy,
+                lingering=lingering,
             )
         if code in RETRIED_CODES:
             avoid = None if self._kept_too_long(failure) else lease.provider_id
@@ -327,14 +331,16 @@ class Dispatched(ABC):
         self,
         error: IopError,
         *,
-        avoid: str | None,
+        avoid: str | None = None,
+        refused: tuple[str, str | None] | None = None,
         retryable: bool = True,
         fallback: bool = False,
         lingering: bool = False,
         own: OwnAnswer | None = None,
     ) -> bool:
         """Sends the request again if nothing speaks against it; true if it is on its way. The fenced stream is closed
-        here first, and nobody is told to cancel: the node has said that the call is over, or is gone."""
+        here first, and nobody is told to cancel: the node has said that the call is over, or is gone. ``avoid`` is for
+        this attempt, what has ``refused`` is never asked again: a provider and its target, or None for all of them."""
         d, ticket, recovery = self._dispatcher, self.ticket, self._recovery
         assert ticket is not None
         decision = decide(
@@ -348,13 +354,17 @@ class Dispatched(ABC):
         ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
         if avoid is not None:
             ticket.tried |= {avoid}
+        if refused is not None:
+            ticket.tried |= {refused[0]}
+            ticket.refused |= {refused}
         if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
             decision = Decision.NO_CANDIDATE
         api = self.outline().api
         d.metrics.recovery_eligibility[api, self.path, decision.value].value += 1
         log.info("edge_liveness_recovery_observation", extra={"fields": {"api": api, "decision": decision.value}})
         more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
-        self._note("recovery", decision=decision.value, avoid=avoid, fallback=fallback, **more)
+        named = refused[0] if refused is not None else avoid
+        self._note("recovery", decision=decision.value, avoid=named, fallback=fallback, **more)
         if recovery is None:
             recovery = self._recovery = Recovery(error)
         if own is not None:
@@ -367,6 +377,14 @@ class Dispatched(ABC):
         d.metrics.readmissions["recovery"].value += 1
         self._readmit(ReleaseCause.TERMINAL, lingering=lingering, recovery=True)
         return True
+
+    def _let_rest(self, seconds: float) -> None:
+        """The provider asks for a pause: nobody is sent there with this target meanwhile (HEALTH-9)."""
+        d, lease = self._dispatcher, self.lease
+        if lease is not None and self._leased and seconds > 0:
+            self._note("rests", provider=lease.provider_id, target=lease.target, seconds=round(seconds, 1))
+            d.perform(d.pool.rest(lease, seconds, d.now))
+            d.watch_queue()
 
     def _give_up(self, error: IopError) -> None:
         """Nothing was shown and no attempt is left: whoever asked is told how the first one failed."""

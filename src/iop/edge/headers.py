@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 from iop._fast.body import filter_headers
@@ -11,7 +12,7 @@ from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
 from iop.errors import HeadError
 from iop.net.http.head import HOP_BY_HOP, RequestHead
 
-__all__ = ["ProviderAnswer", "frame_answer", "read_answer", "to_provider"]
+__all__ = ["ProviderAnswer", "frame_answer", "read_answer", "rest_of", "to_provider"]
 
 MAX_FIELDS = 128
 MAX_LENGTH_DIGITS = 16
@@ -73,11 +74,12 @@ def to_provider(head: RequestHead, *, form: bool, streaming: bool) -> bytes:
 
 class ProviderAnswer(NamedTuple):
     """What the edge reads off a provider's fields: whether the body is a plain event stream, its length (-1 = not
-    told), and the field lines for the client."""
+    told), the field lines for the client, and the value of Retry-After (empty = not told)."""
 
     event_stream: bool
     length: int
     block: bytes
+    retry_after: bytes
 
 
 @functools.lru_cache(maxsize=64)  # a server says the same to all its streams, for a second at least (Date)
@@ -97,7 +99,20 @@ def read_answer(header_block: bytes) -> ProviderAnswer:
     block = filter_headers(fields.items, _TO_CLIENT, _TO_CLIENT_PREFIXES)
     if b"x-request-id" in first:
         block += b"x-iop-provider-request-id: %b\r\n" % first[b"x-request-id"]
-    return ProviderAnswer(kind == b"text/event-stream" and plain, -1 if length is None else int(length), block)
+    is_stream, retry_after = kind == b"text/event-stream" and plain, first.get(b"retry-after", b"")
+    return ProviderAnswer(is_stream, -1 if length is None else int(length), block, retry_after)
+
+
+def rest_of(retry_after: bytes, now: float) -> float:
+    """The seconds that a Retry-After asks for, in either of its forms; 0 for what is neither, or has passed. ``now`` is
+    the time of day, in seconds since 1970."""
+    text = retry_after.decode("latin-1").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:10])
+    try:
+        return max(0.0, parsedate_to_datetime(text[:64]).timestamp() - now)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def frame_answer(head: RequestHead, status: int, length: int) -> tuple[int, bytes]:

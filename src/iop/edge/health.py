@@ -98,7 +98,7 @@ class Health:
         provider_id = row["id"]
         lowerings, look = self.overlay.lowerings(node_id, provider_id), self.overlay.looked(node_id, provider_id)
         own = lowerings.get(None)
-        unclear = self.overlay.unseen(node_id, provider_id) or (look is not None and look.not_an_api)
+        unclear = self.overlay.unseen(node_id, provider_id) or (look is not None and (look.not_an_api or look.silent))
         if row["health"] == "available" and unclear:
             row["health"] = "unknown"
         row["lowered"] = self._shown(own) if own is not None else None
@@ -190,7 +190,10 @@ class Health:
             self.overlay.postponed(question, now)  # the end of its generation is about to be told
             return
         if question.targets:
-            found = None if isinstance(answer, IopError) else Look(frozenset(answer.not_listed), answer.not_an_api)
+            found = None
+            if not isinstance(answer, IopError):
+                silent = answer.provider_health is not m.ProviderHealth.AVAILABLE
+                found = Look(frozenset(answer.not_listed), answer.not_an_api, silent)
             self.overlay.seen(question, found, now)
             self._watch()
             return

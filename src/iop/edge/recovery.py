@@ -12,10 +12,22 @@ from enum import StrEnum
 from iop.errors import IopError
 from iop.wire import messages as m
 
-__all__ = ["RETRIED_CODES", "RETRIED_STATUSES", "Decision", "Limits", "OwnAnswer", "Recovery", "decide"]
+__all__ = [
+    "REFUSED_STATUSES",
+    "RETRIED_CODES",
+    "RETRIED_STATUSES",
+    "Decision",
+    "Limits",
+    "OwnAnswer",
+    "Recovery",
+    "decide",
+]
 
 #: A provider's answers behind which another provider may do better. Everything else is its last word.
 RETRIED_STATUSES = frozenset({429, 502, 503})
+
+#: Of these, the ones with which a provider refuses the request: it is never asked that again (HEALTH-9).
+REFUSED_STATUSES = frozenset({429, 503})
 
 #: Failures of an attempt behind which another may succeed, beside a stall, which has rules of its own. ``CANCELLED``
 #: without our asking is a node that stops; a run whose answer was no completion, or had a status of 5xx or 429, is a

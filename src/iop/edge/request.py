@@ -18,8 +18,8 @@ from iop.edge.answer import Answered
 from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, State
-from iop.edge.headers import frame_answer, read_answer, to_provider
-from iop.edge.recovery import RETRIED_STATUSES, OwnAnswer
+from iop.edge.headers import frame_answer, read_answer, rest_of, to_provider
+from iop.edge.recovery import REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
 from iop.edge.trace import Outline
 from iop.errors import (
     ClientGone,
@@ -170,7 +170,7 @@ class ClientRequest(Answered):
             # Anything else would be read as something other than the answer (D15), and a redirect leads nowhere.
             if not 200 <= status <= 599 or (300 <= status < 400 and status != 304):
                 raise HeadError("status")
-            self._sse, total, block = read_answer(header_block)
+            self._sse, total, block, retry_after = read_answer(header_block)
         except IopError:
             self._cancel(m.CancelReason.PROTOCOL)
             self._give_up(ProviderProtocolError())
@@ -178,6 +178,8 @@ class ClientRequest(Answered):
         if self._permit is not None:
             block = self._permit.without_rates(block)
         self._block = block
+        if retry_after and status in REFUSED_STATUSES:
+            self._let_rest(rest_of(retry_after, time.time()))
         if self.body_bytes > self._dispatcher.recovery.max_body_bytes or not self.endpoint.computes:
             self.intake.release()  # it has arrived, and will not be sent again
             ex.release_body()
@@ -267,9 +269,13 @@ class ClientRequest(Answered):
         assert lease is not None
         self._note_failure("provider_error" if status >= 400 or self._sse else "no_stream", status=status)
         own = OwnAnswer(status, self._block, stream.take_held(), self._sse)
-        if (status in RETRIED_STATUSES or own.event_stream) and self._recover(
-            ProviderTruncated(), avoid=lease.provider_id, own=own
-        ):
+        if status in REFUSED_STATUSES:
+            again = self._recover(ProviderTruncated(), refused=(lease.provider_id, lease.target), own=own)
+        else:
+            again = (status in RETRIED_STATUSES or own.event_stream) and self._recover(
+                ProviderTruncated(), avoid=lease.provider_id, own=own
+            )
+        if again:
             return True
         if status in NO_ENDPOINT and b"content-encoding:" not in own.block.lower() and not says_why(own.body):
             missing = f"provider {lease.provider_id}: this server has no /v1{self.endpoint.provider_path.decode()}"

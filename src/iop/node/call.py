@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -308,14 +309,19 @@ class ProviderCall(ABC):
         if look_at is Do.CLAIM:
             self._stall()
         elif look_at is Do.PROBE:
-            self._agent.health.ask(self.provider, self.target, "stall", self._probed_quietly)
+            self._probe(self._probed_quietly)
         else:
             self._look_at = look_at if deadline_at is None else min(look_at, deadline_at)
 
     def _stall(self) -> None:
         """A stall was claimed: the call is closed, and its target probed."""
         self._stop(ResponseStalled())
-        self._agent.health.ask(self.provider, self.target, "stall", self._probed)
+        self._probe(self._probed)
+
+    def _probe(self, heard: Callable[[Finding], None]) -> None:
+        """Probes the target of a call that is silent."""
+        since = max(self._progress_at(), self._since)
+        self._agent.health.ask(self.provider, self.target, "stall", heard, since=since)
 
     def _probed_quietly(self, found: Finding) -> None:
         """The probe at an interval of an answer that comes whole (LIVE-2b)."""

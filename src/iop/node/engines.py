@@ -51,22 +51,29 @@ class Engines:
         self._last: dict[str, tuple[Provider, Reading]] = {}  # of those that must not be asked often, by id
         self._closed = False
 
-    async def ask(self, provider: Provider) -> Reading | None:
-        """What the engine says, or None for a kind of provider that cannot be asked."""
+    async def ask(self, provider: Provider, since: float = 0.0) -> Reading | None:
+        """What the engine says, in answer to a question that was put behind ``since``, in the wheel's time; None for a
+        kind of provider that cannot be asked. It waits until the engine may be asked again, if need be."""
         engine = provider.adapter.engine
         if engine is None:
             return None
-        task = self._asking.get(provider)
-        if task is None:
-            known, reading = self._last.get(provider.config.id, (None, None))
-            if known is provider and reading is not None and self._now - reading.asked_at < engine.rest_s:
+        while True:
+            task = self._asking.get(provider)
+            if task is None:
+                known, last = self._last.get(provider.config.id, (None, None))
+                wait_s = last.asked_at + engine.rest_s - self._now if known is provider and last is not None else 0.0
+                if last is not None and wait_s > 0:
+                    if last.asked_at > since:
+                        return last
+                    await asyncio.sleep(wait_s)
+                    continue
+                task = self._asking[provider] = self._runtime.loop.create_task(self._ask(provider))
+                task.add_done_callback(partial(self._asked, provider))
+                if self._closed:
+                    task.cancel()
+            reading = await asyncio.shield(task)  # whoever waits may be cancelled, and the others wait on
+            if reading.asked_at > since:
                 return reading
-            task = self._runtime.loop.create_task(self._ask(provider))
-            self._asking[provider] = task
-            task.add_done_callback(partial(self._asked, provider))
-            if self._closed:
-                task.cancel()
-        return await asyncio.shield(task)  # whoever waits may be cancelled, and the others wait on
 
     def close(self) -> None:
         """No engine is asked any more; who waits is cancelled."""
@@ -97,7 +104,7 @@ class Engines:
             asked_at, before = self._now, self._open_calls(provider_id)
             try:
                 async with asyncio.timeout(ENGINE_S):
-                    status, body = await provider.ask(b"GET", engine.path, max_bytes=engine.max_bytes)
+                    status, body = await provider.ask(b"GET", provider.engine_path, max_bytes=engine.max_bytes)
                 figures = engine.read(body) if status == 200 else None
                 mute = status in _ABSENT
             except ProviderUnreachable:

@@ -77,9 +77,12 @@ class Health:
         cause: str,
         heard: Callable[[Finding], None],
         reason: HealthReason | None = None,
+        *,
+        since: float = 0.0,
     ) -> None:
         """Probes; ``heard`` is called later and once. ``cause``: ``stall``, ``command`` or ``failure``. ``reason``: why
-        the edge has lowered what is asked about."""
+        the edge has lowered what is asked about. ``since``, of a stall: figures of the engine from before that say
+        nothing of the call."""
 
         def done(task: _Probe) -> None:
             found = _UNKNOWN if task.cancelled() else task.result()
@@ -89,7 +92,7 @@ class Health:
 
         stall = cause == "stall"
         key = provider, target, reason, stall
-        ask = self._ask_of_stall(provider, target) if stall else probe(provider, target, reason=reason)
+        ask = self._ask_of_stall(provider, target, since) if stall else probe(provider, target, reason=reason)
         self._probe(key, ask).add_done_callback(done)
 
     async def observe(
@@ -129,7 +132,7 @@ class Health:
                 said = {"provider": down[0]} | ({"target": down[1]} if down[1] else {})
                 log.info("provider_restored", extra={"fields": said})
 
-    async def _ask_of_stall(self, provider: Provider, target: str) -> Finding:
+    async def _ask_of_stall(self, provider: Provider, target: str, since: float) -> Finding:
         """The probe and the engine's figures of a call that has stalled, or may have: within one bound."""
         clock = self._runtime.loop.time
         due_at = clock() + BOUND_S
@@ -140,19 +143,22 @@ class Health:
             found = _UNKNOWN
         if found.health is ProviderHealth.UNAVAILABLE:
             return found
-        reading = await self._reading(provider, due_at)
+        reading = await self._reading(provider, due_at, since)
         if reading is None or reading.figures is None:
             return found
-        return found._replace(busy=reading.surplus > 0, idle=reading.figures.running == 0)
+        # A reading may be older than the end of the call that has stalled, which such an engine goes on with.
+        open_calls = min(reading.open_calls, self._backends.open_calls(provider.config.id))
+        running = reading.figures.running
+        return found._replace(busy=running > open_calls, idle=running == 0)
 
-    async def _reading(self, provider: Provider, due_at: float) -> Reading | None:
+    async def _reading(self, provider: Provider, due_at: float, since: float) -> Reading | None:
         """What the engine says of its requests, if it counts them and answers in time."""
         engine = provider.adapter.engine
         if engine is None or not engine.counts_requests:
             return None
         try:
             async with asyncio.timeout_at(due_at):
-                return await self._backends.engines.ask(provider)
+                return await self._backends.engines.ask(provider, since)
         except TimeoutError:
             return None
 

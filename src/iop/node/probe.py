@@ -120,23 +120,22 @@ async def probe(
 
 
 async def look(provider: Provider, targets: Sequence[str]) -> Look:
-    """Whether a provider answers, and which of ``targets`` its server lists (HEALTH-10). Raises nothing."""
-    finding = await probe(provider, targets[0])
-    if finding.health is UNAVAILABLE or provider.adapter.built_in:
-        return Look(finding)
-    base = provider.origin.base_path
+    """Whether anything answers at a provider's address, and which of ``targets`` it lists (HEALTH-10). A server that
+    takes the connection and is silent may be busy: that is unknown. Raises nothing."""
+    base, adapter = provider.origin.base_path, provider.adapter
     try:
         async with asyncio.timeout(BOUND_S):
             status, body = await provider.ask(b"GET", base + b"/models", max_bytes=ANSWER_BYTES)
+    except ProviderUnreachable:
+        return Look(_REFUSED)
     except (TimeoutError, IopError):
-        return Look(finding)
+        return Look(_UNCLEAR)
     found = names_in(body) if status == 200 else None
     if found is None:
         nothing_there = status in (200, 404, 405)  # a page of something else, or no such path
-        return Look(finding, not_an_api=nothing_there and not base.endswith(b"/v1"))
-    same = provider.adapter.same
-    names = set(map(same, found))
+        return Look(_WELL, not_an_api=nothing_there and not base.endswith(b"/v1"))
+    names = set(map(adapter.same, found))
     provider.listing.heard(names)
-    if provider.adapter.any_name:
-        return Look(finding)
-    return Look(finding, [target for target in targets if same(target) not in names])
+    if adapter.any_name:
+        return Look(_WELL)
+    return Look(_WELL, [target for target in targets if adapter.same(target) not in names])

@@ -138,6 +138,12 @@ class Provider:
         )
 
     @property
+    def engine_path(self) -> bytes:
+        """Where its engine is asked what it is doing, from the root of the server; empty if it cannot be asked."""
+        engine = self.adapter.engine
+        return _beside(self.origin.base_path) + engine.path if engine is not None else b""
+
+    @property
     def rest_s(self) -> float:
         """How long a connection rests after a streamed answer (TUN-5)."""
         return self.config.reuse_delay_ms / 1000 if self.adapter.rest_after_stream else 0.0
@@ -227,8 +233,13 @@ def _questions(adapter: Adapter, config: m.ProviderConfig, base_path: bytes) -> 
         if _PATH.fullmatch(path) is None:
             raise ProviderRejected("bad_address", "its health.path is not a path")
         return ((path, well(Said.WELL)),)
-    beside = base_path.removesuffix(b"/v1")
+    beside = _beside(base_path)
     return tuple(((base_path if q.on_base else beside) + q.path, q.read) for q in adapter.questions)
+
+
+def _beside(base_path: bytes) -> bytes:
+    """Where servers have what is not OpenAI's."""
+    return base_path.removesuffix(b"/v1")
 
 
 def _check_stalls(request: m.ProviderTunnelRequest | m.RunRequest) -> None:

@@ -28,7 +28,8 @@ __all__ = [
 
 class ProviderStatus(TypedDict):
     """``status``: available | unavailable | disabled | draining | drained (by an operator, and nothing runs there any
-    more) | pending (the node has yet to acknowledge it).
+    more) | pending (the node has yet to acknowledge it) | resting (all of its targets rest). ``resting`` says for how
+    many seconds each target still rests (HEALTH-9).
     ``health``: available | unavailable | unknown | offline. ``capacity`` is the effective one: lingering units are
     already subtracted."""
 
@@ -40,6 +41,7 @@ class ProviderStatus(TypedDict):
     in_use: int
     long_in_use: int
     lingering: int
+    resting: dict[str, float]
 
 
 class NodeStatus(TypedDict):
@@ -74,7 +76,7 @@ class PoolSnapshot(TypedDict):
 
 class Standing(NamedTuple):
     """What speaks against one candidate for one request (OBS-7). ``standing``: open, or why not: avoided, disabled,
-    drained, draining, full, long_full, lowered, missing, no_long_slots, offline, pending, removed."""
+    drained, draining, full, long_full, lowered, missing, no_long_slots, offline, pending, refused, removed, resting."""
 
     node: str
     provider: str
@@ -93,15 +95,17 @@ def standings(group: Group, ticket: Ticket, most: int) -> list[tuple[str, str, i
     for candidate, r in group.candidates(most):
         threshold = r.long_threshold_tokens
         long = threshold is not None and tokens >= threshold
-        if not r.open or r.awaited or long or avoided == r.provider_id:
-            standing = _standing(r, long, avoided == r.provider_id)
+        odd = r.rests or r.lowered_targets or ticket.refused
+        if not r.open or r.awaited or long or odd or avoided == r.provider_id:
+            refused = not ticket.refused.isdisjoint({(r.provider_id, candidate.target), (r.provider_id, None)})
+            standing = _standing(r, candidate.target, long, avoided == r.provider_id, refused)
         else:
             standing = "full" if r.busy >= r.capacity else "open"
         found.append((r.node_id, r.provider_id, candidate.priority, standing, r.busy, r.capacity))
     return found
 
 
-def _standing(r: Resource, long: bool, avoided: bool) -> str:
+def _standing(r: Resource, target: str, long: bool, avoided: bool, refused: bool) -> str:
     """The first that holds; those that last longest come first."""
     reasons = (
         (not r.enabled, "disabled"),
@@ -109,10 +113,12 @@ def _standing(r: Resource, long: bool, avoided: bool) -> str:
         (r.removed, "removed"),
         (r.draining, "draining"),
         (r.drained, "drained"),
-        (r.lowered, "lowered"),
+        (r.lowered or target in r.lowered_targets, "lowered"),
         (r.missing and not r.awaited, "missing"),
+        (refused, "refused"),
         (avoided, "avoided"),
         (r.awaited, "pending"),
+        (target in r.rests, "resting"),
         (long and r.long_capacity <= 0, "no_long_slots"),
         (r.busy >= r.capacity, "full"),
         (long and r.long_busy >= r.long_capacity, "long_full"),
@@ -127,7 +133,7 @@ def take_snapshot(
     node_rows = []
     for node_id, resources in nodes.items():
         record = registry.nodes[node_id]
-        rows = [_provider(resource) for resource in resources.values()]
+        rows = [_provider(resource, now) for resource in resources.values()]
         node_rows.append(NodeStatus(id=node_id, connected=record.connected, draining=record.draining, providers=rows))
     models = [_model(group, now) for group in groups.values()]
     return PoolSnapshot(
@@ -138,7 +144,7 @@ def take_snapshot(
     )
 
 
-def _provider(resource: Resource) -> ProviderStatus:
+def _provider(resource: Resource, now: float) -> ProviderStatus:
     return ProviderStatus(
         id=resource.provider_id,
         kind=resource.kind,
@@ -148,6 +154,7 @@ def _provider(resource: Resource) -> ProviderStatus:
         in_use=len(resource.leases),
         long_in_use=resource.long_busy,
         lingering=resource.lingering,
+        resting={target: round(max(0.0, until - now), 1) for target, until in resource.rests.items()},
     )
 
 
@@ -170,7 +177,19 @@ def _status(resource: Resource) -> str:
         return "pending"
     if resource.missing and not resource.awaited:
         return "rejected"
+    if resource.open and resource.seats and all(seat.rests_until for seat in resource.seats):
+        return "resting"
     return "available" if resource.open else "unavailable"
+
+
+def _candidate_status(resource: Resource, target: str) -> str:
+    """As its provider's, unless the target alone is lowered or rests."""
+    status = _status(resource)
+    if status in ("available", "resting"):
+        if target in resource.lowered_targets:
+            return "unavailable"
+        return "resting" if target in resource.rests else "available"
+    return status
 
 
 def _model(group: Group, now: float) -> ModelStatus:
@@ -183,7 +202,11 @@ def _model(group: Group, now: float) -> ModelStatus:
         oldest_wait_ms=int(oldest_s * 1000),
         candidates=[
             CandidateStatus(
-                node=c.node_id, provider=c.provider_id, target=c.target, priority=c.priority, status=_status(r)
+                node=c.node_id,
+                provider=c.provider_id,
+                target=c.target,
+                priority=c.priority,
+                status=_candidate_status(r, c.target),
             )
             for c, r in group.candidates()
         ],

@@ -177,7 +177,7 @@ def test_a_watch_on_a_terminal_writes_over_itself(
     lines = looks[1].removesuffix("\x1b[J").splitlines()
     assert len(lines) == 5, "one line is left free, or the terminal scrolls"
     assert all(line.endswith("\x1b[K") and len(line) <= 43 for line in lines)
-    assert lines[-1] == "... 21 more lines\x1b[K"
+    assert lines[-1] == "... 24 more lines\x1b[K"
 
 
 def test_an_interval_that_makes_no_sense_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ class World:
         for link in self.links.values():
             while link.asked and link.asked[-1].targets:
                 look = link.asked[-1]
-                link.answer(UNKNOWN, 0)
+                link.answer(AVAILABLE, 0)
                 looks.append(link.asked.pop())
                 assert look.command is m.NodeCommand.CAPABILITIES
         return looks

@@ -22,7 +22,9 @@ class Slots:
         world.probe = self._answer
 
     def _answer(self, served: Served) -> None:
-        assert served.path == b"/slots"
+        if served.path == b"/health":  # of a probe
+            served.answer(200)
+            return
         self.asked_at.append(self.world.now)
         served.answer(self.status, b"[" + b",".join([b'{"is_processing":true}'] * self.running) + b"]")
 
@@ -202,3 +204,19 @@ def test_a_direct_run_owes_the_edge_no_word() -> None:
         assert call.failure.engine_lingers
         world.pass_s(ASK_S)
         assert lingering(world) == (0, 0)
+
+
+@pytest.mark.req("LIVE-2b", "TUN-5d")
+@pytest.mark.parametrize("asked_before_s", [0.1, 0.6, 1.5])
+def test_figures_from_before_a_call_say_nothing_of_it(asked_before_s: float) -> None:
+    """The engine was idle when it was asked last, and may not be asked again so soon."""
+    with VirtualNode("llama_cpp") as world:
+        slots = Slots(world)
+        world.tell(m.NodeCommandRequest(100, m.NodeCommand.TRANSPORT_STATUS, timeout_ms=5000))
+        world.pass_s(asked_before_s)
+        slots.running = 1
+        call = world.open(response_stall_timeout_ms=300)
+        world.pass_s(3.5)
+        assert (call.code, call.failure.engine_busy) == ("response_stalled", True)
+        slots.running = 0
+        world.pass_s(3)

@@ -21,7 +21,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How to ask an engine what it is doing: a path from the root of its server, and how to read the answer.
+    """How to ask an engine what it is doing: a path that counts from the base URL without its ``/v1``, and how to read
+    the answer.
 
     ``read`` gives None for an answer that has no figure in it; it keeps nothing of what it reads. ``counts_requests``
     is False where what runs are models. ``rest_s``: from one question to the next, at least.
