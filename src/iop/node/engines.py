@@ -13,6 +13,7 @@ from functools import partial
 
 from iop.errors import IopError, ProviderUnreachable
 from iop.net.loop import Runtime
+from iop.net.wheel import TICK_S
 from iop.node.adapters import Figures
 from iop.node.provider import Provider
 
@@ -65,7 +66,7 @@ class Engines:
                 if last is not None and wait_s > 0:
                     if last.asked_at > since:
                         return last
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(wait_s + TICK_S)  # the wheel's time may lag by a tick
                     continue
                 task = self._asking[provider] = self._runtime.loop.create_task(self._ask(provider))
                 task.add_done_callback(partial(self._asked, provider))
