@@ -41,6 +41,7 @@ class Faults:
             self._bypass: 6,
             self._engine: 9,
             self._observe: 6,
+            self._rest: 3,
             self._burst: 6,
         }
         self._kinds, self._weights = list(kinds), list(kinds.values())
@@ -235,8 +236,21 @@ class Faults:
         """A node says how a provider is, in one of the ways that count or that do not (HEALTH-6)."""
         rng = self.world.rng
         self._have_told(
-            rng.choice(tuple(PROVIDERS)), rng.choice(("dead", "dead", "well", "old", "foreign", "malformed"))
+            rng.choice(tuple(PROVIDERS)),
+            rng.choice(("dead", "dead", "well", "gone", "gone", "old", "foreign", "malformed")),
         )
+
+    def _rest(self) -> None:
+        """A provider has asked for a pause with one of its targets (HEALTH-9)."""
+        edge = self.world.edge
+        if edge is not None and edge.pool.ledger.out:
+            lease = self.world.rng.choice(sorted(edge.pool.ledger.out.items()))[1]
+            edge.loop.call_soon(self._let_rest, edge, lease, self.world.rng.choice((0.5, 1.0, 3.0, 90.0)))
+
+    def _let_rest(self, edge: Any, lease: Any, seconds: float) -> None:
+        dispatcher = edge.edge.dispatcher
+        dispatcher.perform(edge.pool.rest(lease, seconds, dispatcher.now))
+        dispatcher.watch_queue()
 
     def _have_told(self, name: str, told: str) -> None:
         node = self.world.nodes[PROVIDERS[name]["node"]]
@@ -252,6 +266,8 @@ class Faults:
         seen = m.HealthObservation(name, "openai_compat", target, m.ProviderHealth.UNAVAILABLE, seq)
         if told == "well":
             seen.provider_health = m.ProviderHealth.AVAILABLE
+        elif told == "gone":
+            seen.reason, seen.scope = m.HealthReason.NOT_LISTED, m.HealthScope.TARGET
         elif told == "old":
             seen.health_observation_seq = self.world.rng.randrange(max(1, seen.health_observation_seq - 1))
         elif told == "foreign":

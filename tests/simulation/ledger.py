@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from iop.edge.dispatched import State
-from iop.errors import Unavailable
+from iop.errors import ProvidersResting, QueueTimeout, Unavailable
 from iop.pool import Actions, Granted, Lease, Loss, Pool, Readiness, Refused, ReleaseCause, Revoked, Ticket
 from iop.pool.registry import NodeState
 
@@ -59,9 +59,10 @@ class WatchedPool(Pool):
 
     def on_time(self, now: float) -> Actions:
         actions = super().on_time(now)
-        for action in actions:
-            assert action.ticket.deadline_at <= now, "a waiter was refused before its time"
-        self.ledger.seen["queue timeout"] += len(actions)
+        late = [a.ticket for a in actions if isinstance(a, Refused) and isinstance(a.error, QueueTimeout)]
+        for ticket in late:
+            assert ticket.deadline_at <= now, "a waiter was refused before its time"
+        self.ledger.seen["queue timeout"] += len(late)
         return self.ledger.acted(actions)
 
     def shutdown(self, now: float) -> Actions:
@@ -72,6 +73,8 @@ class WatchedPool(Pool):
         # What is gone and configured again is another provider, of which nothing bad is known.
         lowered = self.ledger.lowered
         lowered -= {key for key in lowered if key[2] not in self._nodes.get(key[0], {})}
+        gone = {key for key in self.ledger.lowered_targets if key[2] not in self._nodes.get(key[0], {})}
+        self.ledger.lowered_targets -= gone
         return self.ledger.acted(actions)
 
     # ---- calls that name a generation
@@ -114,9 +117,14 @@ class WatchedPool(Pool):
     def set_overlay(
         self, node_id: str, generation: int, provider_id: str, unavailable: bool, now: float, **more: Any
     ) -> Actions:
-        ledger, key = self.ledger, (node_id, generation, provider_id)
-        ledger.seen["overlay lowered" if unavailable else "overlay restored"] += 1
-        (ledger.lowered.add if unavailable else ledger.lowered.discard)(key)
+        ledger, key, target = self.ledger, (node_id, generation, provider_id), more.get("target")
+        if target is None:
+            ledger.seen["overlay lowered" if unavailable else "overlay restored"] += 1
+            (ledger.lowered.add if unavailable else ledger.lowered.discard)(key)
+        else:
+            ledger.seen["target lowered" if unavailable else "target restored"] += 1
+            down = ledger.lowered_targets
+            (down.add if unavailable else down.discard)((*key, target))
         return ledger.acted(
             self._fenced(
                 node_id,
@@ -125,6 +133,12 @@ class WatchedPool(Pool):
                     node_id, generation, provider_id, unavailable, now, **more
                 ),
             )
+        )
+
+    def rest(self, lease: Lease, seconds: float, now: float) -> Actions:
+        self.ledger.seen["rest"] += 1
+        return self.ledger.acted(
+            self._fenced(lease.node_id, lease.generation, lambda: super(WatchedPool, self).rest(lease, seconds, now))
         )
 
     def call_closed(self, node_id: str, generation: int, provider_id: str, now: float) -> Actions:
@@ -150,6 +164,7 @@ class Ledger:
         self.out: dict[int, Lease] = {}
         self.places: dict[Ticket, int] = {}
         self.lowered: set[tuple[str, int, str]] = set()  # by node, generation, provider
+        self.lowered_targets: set[tuple[str, int, str, str]] = set()
         self.asked: dict[Ticket, float] = {}  # when it was submitted or readmitted
         self._counts: Counter[Key] = Counter()
         self._longs: Counter[Key] = Counter()
@@ -169,7 +184,13 @@ class Ledger:
         assert lease.generation == record.generation == resource.generation, f"{lease!r} is of a dead generation"
         shut = resource.removed or resource.lowered or resource.draining
         assert not shut, f"{lease!r}: not a candidate"
-        assert (lease.node_id, lease.generation, lease.provider_id) not in self.lowered, f"{lease!r}: it is unavailable"
+        at = lease.node_id, lease.generation, lease.provider_id
+        assert at not in self.lowered, f"{lease!r}: it is unavailable"
+        assert (*at, lease.target) not in self.lowered_targets, f"{lease!r}: {lease.target} is unavailable"
+        assert lease.target not in resource.rests, f"{lease!r}: {lease.target} rests"
+        assert not {(lease.provider_id, lease.target), (lease.provider_id, None)} & ticket.refused, (
+            "it refused this one"
+        )
         assert ticket.place == self.places[ticket], f"{ticket!r} lost its place"
         self._overtakes(ticket, lease)
         self.out[lease.lease_id] = lease
@@ -206,15 +227,23 @@ class Ledger:
                 self.seen[f"refused {action.error.code}"] += 1
                 if isinstance(action.error, Unavailable):
                     assert not self._ways(action.ticket), f"{action.ticket!r} is refused, with a candidate there"
+                elif isinstance(action.error, ProvidersResting):
+                    awake = self._ways(action.ticket, awake=True)
+                    assert not awake, f"{action.ticket!r} is refused, with a candidate that does not rest"
         return actions
 
     # ---- who could be served where
 
-    def _ways(self, ticket: Ticket) -> list[tuple[Any, bool]]:
-        """The candidates of a ticket, slots aside: resource, and whether the ticket is long there."""
+    def _ways(self, ticket: Ticket, *, awake: bool = False) -> list[tuple[Any, bool]]:
+        """The candidates of a ticket, slots aside: resource, and whether the ticket is long there; with ``awake`` those
+        that do not rest."""
         group = self.pool._routes.get(ticket.group_id)
         found = []
-        for _, resource in group.candidates() if group is not None else ():
+        for candidate, resource in group.candidates() if group is not None else ():
+            target, bans = candidate.target, ticket.refused
+            shut = target in resource.lowered_targets or (awake and target in resource.rests)
+            if shut or {(resource.provider_id, target), (resource.provider_id, None)} & bans:
+                continue
             threshold = resource.long_threshold_tokens
             long = threshold is not None and ticket.estimated_tokens >= threshold
             avoided = resource.provider_id == ticket.avoid_provider_id and not ticket.allow_avoided_fallback
@@ -229,7 +258,7 @@ class Ledger:
         key = lease.node_id, lease.provider_id
         for other in self.pool.queue:
             if other.place < ticket.place and other.principal == ticket.principal:
-                for resource, long in self._ways(other):
+                for resource, long in self._ways(other, awake=True):
                     if (resource.node_id, resource.provider_id) == key:
                         fits = not long or self._longs[key] < resource.long_capacity
                         assert not fits, f"{ticket!r} overtakes {other!r}"
@@ -244,7 +273,7 @@ class Ledger:
             {
                 (n, p): (
                     r.generation, r.capacity, r.open, r.draining, r.lowered, r.removed, r.busy, r.lingering,
-                    sorted(r.leases),
+                    sorted(r.leases), sorted(r.lowered_targets), dict(r.rests),
                 )
                 for n, rs in pool._nodes.items()
                 for p, r in rs.items()
@@ -275,9 +304,8 @@ class Ledger:
             due_at = max(ticket.deadline_at, self.asked[ticket])
             assert due_at + LATE_S >= now, f"{ticket!r} waits for ever: {now - due_at:.2f} s late"
             assert ticket.owner in self.live, f"{ticket!r} waits for nobody"
-            ways = self._ways(ticket)
-            assert ways, f"{ticket!r} waits without a candidate"
-            for resource, long in ways:
+            assert self._ways(ticket), f"{ticket!r} waits without a candidate"
+            for resource, long in self._ways(ticket, awake=True):
                 free = resource.capacity - len(resource.leases) - resource.lingering
                 if free > 0 and not (
                     long and self._longs[resource.node_id, resource.provider_id] >= resource.long_capacity

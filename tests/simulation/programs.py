@@ -138,6 +138,8 @@ class EdgeProgram:
             for provider_id, resource in resources.items():
                 down = health.overlay.lowering(node_id, provider_id) is not None
                 assert resource.lowered == down, f"{provider_id}: the overlay says {'un' * down}available, the pool not"
+                targets = {target for target in health.overlay.lowerings(node_id, provider_id) if target is not None}
+                assert resource.lowered_targets == targets, f"{provider_id}: {targets} are unavailable, not in the pool"
         moves = dict(self.edge.metrics.health_transitions.read())
         fell = moves.get(("available", "unavailable"), 0)
         rose = moves.get(("unavailable", "available"), 0)

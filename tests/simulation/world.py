@@ -55,7 +55,8 @@ MUST_SEE = (
     "call closed", "held over", "readmit capacity_exceeded", "readmit send_failed", "readmit stale_grant",
     "slots held by others", "engine failing", "engine hung", "probe of an engine that is well",
     "probe of an engine that is failing", "probe of an engine that is hung", "observation dead", "observation well",
-    "observation old", "observation foreign", "observation malformed", "overlay lowered", "overlay restored", "revoked",
+    "observation gone", "target lowered", "target restored", "rest", "refused providers_resting", "observation old",
+    "observation foreign", "observation malformed", "overlay lowered", "overlay restored", "revoked",
     "queue timeout", "refused unavailable", "slow client", "burst", "queued run", "direct run", "cancel run",
     "run sent again",
 )  # fmt: skip
@@ -445,7 +446,7 @@ class World:
         assert not edge.http.connections, "client connections are left"
         assert len(edge.nodes.links) == len(NODES) == len(edge.nodes.owners), "links are left"
         assert edge.dispatcher.direct_runs == 0, "direct runs are counted"
-        assert program.pool.next_at is None, "a deadline without a waiter"
+        assert program.pool.queue.next_at is None, "a deadline without a waiter"
         assert not program.pool.queue._principals, "principals are counted and nobody waits"
         assert edge.dispatcher._todo == type(edge.dispatcher._todo)(), "actions are left undone"
         for link in edge.nodes.links:
