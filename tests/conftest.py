@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 
 import pytest
@@ -14,6 +15,12 @@ from tests.support.rules import contract_rules
 settings.register_profile("default", deadline=None)
 settings.register_profile("asan", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("IOP_TEST_PROFILE", "default"))
+
+# A shell without job control starts background jobs with SIGINT ignored, and nohup with SIGHUP; the programs that tests
+# start would inherit that.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _CARRIED: pytest.StashKey[set[str]] = pytest.StashKey()
 

@@ -50,7 +50,7 @@ def test_whole_answers_go_through(tmp_path: Path) -> None:
 
 def processes(word: str) -> dict[int, int]:
     """Processes whose command line has this word, with their parents."""
-    listed = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-axwwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     return {int(pid): int(parent) for pid, parent, arguments in rows if word in arguments}
 
