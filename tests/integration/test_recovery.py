@@ -61,8 +61,9 @@ def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     ]
     providers = {"a": {}, "b": {}, "c": {}, "s": {"stores_responses": True}, **dead}
     with running_stack(
-        tmp_path_factory.mktemp("spare"), providers, models, recovery={"max_attempts": 2, "max_body_bytes": 100_000}
-    ) as stack:
+        tmp_path_factory.mktemp("spare"), providers, models, recovery={"max_attempts": 2, "max_body_bytes": 100_000},
+        http={"more_paths": ["/v1/batches"]},
+    ) as stack:  # fmt: skip
         yield stack
     die(*list(_listening))
 
@@ -128,10 +129,11 @@ async def test_a_provider_that_refuses_connections_is_passed_over(spare: Stack) 
         assert (await client.answer()).status == 200
 
 
-@pytest.mark.req("API-8")
+@pytest.mark.req("API-8", "OBS-1b")
 @async_test()
 async def test_what_was_shown_is_not_sent_again(spare: Stack) -> None:
     async with spare.scene() as scene:
+        before = await _counts(scene)
         client = await scene.send(post(CHAT, chat("m", stream=True)))
         call = await scene.provider.call()
         call.start_stream()
@@ -142,6 +144,8 @@ async def test_what_was_shown_is_not_sent_again(spare: Stack) -> None:
         with pytest.raises(Broken):
             await client.body()
         assert len(scene.provider.calls) == 1
+        committed = 'eligibility_total{api="chat",decision="committed",path="tunnel"}'
+        assert (await _counts(scene))[committed] == before.get(committed, 0) + 1
 
 
 @pytest.mark.req("API-7", "API-8")
@@ -283,18 +287,21 @@ async def test_a_client_that_leaves_between_two_attempts_ends_both(spare: Stack)
         assert (await _counts(scene))[cancelled] == before.get(cancelled, 0) + 1
 
 
-@pytest.mark.req("OBS-1b")
+@pytest.mark.req("OBS-1b", "OBS-2")
 @async_test()
 async def test_decisions_and_results_are_counted(spare: Stack) -> None:
     async with spare.scene() as scene:
-        before = await _counts(scene)
+        before, lines = await _counts(scene), len(spare.edge.lines)
         client = await scene.send(post(MESSAGES, chat("m")))
         (await scene.provider.call()).respond(BUSY, 503)
         (await scene.provider.call()).respond(b"{}")
-        assert (await client.answer()).status == 200
+        answers = [await client.answer()]
         client = await scene.send(post(MESSAGES, chat("one")))
         (await scene.provider.call()).respond(BUSY, 503)
-        assert (await client.answer()).status == 503
+        answers.append(await client.answer())
+        assert [answer.status for answer in answers] == [200, 503]
+        for answer in answers:
+            await scene.outcome(answer.get("x-request-id"))
         after = await _counts(scene)
         grown = {name: value - before.get(name, 0) for name, value in after.items() if value != before.get(name, 0)}
         assert grown == {
@@ -302,6 +309,13 @@ async def test_decisions_and_results_are_counted(spare: Stack) -> None:
             'eligibility_total{api="messages",decision="no_candidate",path="tunnel"}': 1,
             'results_total{api="messages",result="recovered"}': 1,
         }
+        event = "edge_liveness_recovery_observation"
+        said = [line for line in spare.edge.lines[lines:] if line["event"] == event]
+        closed = [{key: line[key] for key in line if key in ("api", "path", "decision", "result")} for line in said]
+        where = {"api": "messages", "path": "tunnel"}
+        assert closed == [
+            {**where, "decision": "eligible"}, {**where, "result": "recovered"}, {**where, "decision": "no_candidate"},
+        ]  # fmt: skip
 
 
 async def _counts(scene: Scene) -> dict[str, float]:

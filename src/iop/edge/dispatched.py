@@ -38,6 +38,8 @@ __all__ = ["Dispatched", "Outline", "State"]
 log = logging.getLogger("iop.edge.dispatched")
 
 MAX_REFUSALS = 100  # of one request by nodes; an honest node's slots are held by somebody and waited for
+#: What a stall's terminal that the edge has validated gets, and no other (HEALTH-1).
+HANDOFF = {"recovery_handoff": "confirmed"}
 MAX_MOVES = 3  # of one request that came to its node while that was changing
 
 
@@ -218,6 +220,7 @@ class Dispatched(ABC):
                 return True
             self._give_up(error)
         elif self.state is OPEN:
+            self._decided(Decision.COMMITTED)
             self._fail(error)
         return False
 
@@ -276,10 +279,13 @@ class Dispatched(ABC):
     def _attempt_failed(self, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
         """What a failed attempt leaves behind: a note and, of a stall, evidence, which has to count before the slot is
         anybody's again. Answers as :meth:`iop.edge.health.Health.stall_reported` does."""
-        self._note_failure(failure.code.name.lower(), **evidence(failure))
-        if failure.code is not m.ErrorCode.RESPONSE_STALLED or self.lease is None or not self._leased:
-            return None
-        return self._dispatcher.nodes.health.stall_reported(self.lease, failure)
+        health, said = None, evidence(failure)
+        if failure.code is m.ErrorCode.RESPONSE_STALLED and self.lease is not None and self._leased:
+            health = self._dispatcher.nodes.health.stall_reported(self.lease, failure)
+        if health is not None:
+            said |= HANDOFF
+        self._note_failure(failure.code.name.lower(), **said)
+        return health
 
     def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
         """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
@@ -293,7 +299,10 @@ class Dispatched(ABC):
                 return
             self._give_up(error)
         elif self.state is OPEN:
+            self._decided(Decision.COMMITTED, handoff)
             self._fail(error)
+        elif failure.code is not m.ErrorCode.CANCELLED:  # it failed by itself, and nobody waits for it any more
+            self._decided(Decision.CANCELLED, handoff)
         cause = ReleaseCause.CANCEL_CONFIRMED if self.state is CANCELLING else ReleaseCause.TERMINAL
         self._end(cause, lingering=lingering)
 
@@ -321,6 +330,7 @@ class Dispatched(ABC):
                 retryable=handoff is not None and failure.retryable,
                 fallback=handoff is m.ProviderHealth.AVAILABLE and not busy,
                 lingering=lingering,
+                handoff=handoff,
             )
         if code in RETRIED_CODES:
             avoid = None if self._kept_too_long(failure) else lease.provider_id
@@ -337,6 +347,7 @@ class Dispatched(ABC):
         fallback: bool = False,
         lingering: bool = False,
         own: OwnAnswer | None = None,
+        handoff: m.ProviderHealth | None = None,
     ) -> bool:
         """Sends the request again if nothing speaks against it; true if it is on its way. The fenced stream is closed
         here first, and nobody is told to cancel: the node has said that the call is over, or is gone. ``avoid`` is for
@@ -359,9 +370,7 @@ class Dispatched(ABC):
             ticket.refused |= {refused}
         if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
             decision = Decision.NO_CANDIDATE
-        api = self.outline().api
-        d.metrics.recovery_eligibility[api, self.path, decision.value].value += 1
-        log.info("edge_liveness_recovery_observation", extra={"fields": {"api": api, "decision": decision.value}})
+        self._decided(decision, handoff)
         more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
         named = refused[0] if refused is not None else avoid
         self._note("recovery", decision=decision.value, avoid=named, fallback=fallback, **more)
@@ -386,6 +395,16 @@ class Dispatched(ABC):
             d.perform(d.pool.rest(lease, seconds, d.now))
             d.watch_queue()
 
+    def _decided(self, decision: Decision, handoff: m.ProviderHealth | None = None) -> None:
+        """Count and log whether a failed attempt is followed by another, in closed words (OBS-1b, OBS-2)."""
+        api = self.outline().api
+        self._dispatcher.metrics.recovery_eligibility[api, self.path, decision.value].value += 1
+        self._log_recovery(api, decision=decision.value, **(HANDOFF if handoff is not None else {}))
+
+    def _log_recovery(self, api: str, **said: str) -> None:
+        fields = {"api": api, "path": self.path, **said}
+        log.info("edge_liveness_recovery_observation", extra={"fields": fields})
+
     def _give_up(self, error: IopError) -> None:
         """Nothing was shown and no attempt is left: whoever asked is told how the first one failed."""
         self._fail(self._recovery.error if self._recovery is not None else error)
@@ -394,7 +413,9 @@ class Dispatched(ABC):
         """What became of a request that was sent again. Every end passes here, a deadline and a shutdown too."""
         cancelled = isinstance(self.error, ClientGone | ClientIdle | RequestCancelled)
         result = "recovered" if self._first_at else "cancelled" if cancelled else "failed"
-        self._dispatcher.metrics.recovery_results[self.outline().api, result].value += 1
+        api = self.outline().api
+        self._dispatcher.metrics.recovery_results[api, result].value += 1
+        self._log_recovery(api, result=result)
 
     # ---- endings -----------------------------------------------------------------------------------------------------
 
