@@ -310,7 +310,7 @@ async def test_decisions_and_results_are_counted(spare: Stack) -> None:
             'results_total{api="messages",result="recovered"}': 1,
         }
         event = "edge_liveness_recovery_observation"
-        said = [line for line in spare.edge.lines[lines:] if line["event"] == event]
+        said = [line for line in spare.edge.lines[lines:] if line["event"] == event and line["api"] == "messages"]
         closed = [{key: line[key] for key in line if key in ("api", "path", "decision", "result")} for line in said]
         where = {"api": "messages", "path": "tunnel"}
         assert closed == [
