@@ -13,7 +13,7 @@ ASAN_ENV = PYTHONPATH=$(abspath $(ASAN))/src PYTHONMALLOC=malloc IOP_TEST_PROFIL
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)"
 
 .PHONY: run test bench lint asan asan-kernels fuzz differential sim fairness oracle mutants chaos chaos-kill chaos-edge \
-	chaos-link chaos-sigterm chaos-refresh chaos-silence attack docs proto wheel clean build
+	chaos-link chaos-sigterm chaos-refresh chaos-silence attack odd nightly docs proto wheel clean build
 .DELETE_ON_ERROR:
 
 run: build
@@ -113,6 +113,17 @@ chaos-refresh: build
 # A model that thinks for longer than a link may be silent, with the real clocks: a minute.
 chaos-silence: build
 	$(CHAOS) tests/chaos/test_silence.py
+
+# The whole suite from a long path, as a background job without a terminal, in 80 columns, another umask and time zone.
+odd: build
+	$(BIN)/python -m tests.support.odd
+
+# What takes longer than a change may: each line goes on where the one before has failed, and the end says which did.
+NIGHTLY := odd oracle differential fairness attack chaos chaos-silence fuzz sim mutants
+nightly: build
+	@failed=; for target in $(NIGHTLY); do echo "== $$target"; \
+		$(MAKE) --no-print-directory $$target SEEDS=1000 SECONDS=600 MUTANTS=--all || failed="$$failed $$target"; done; \
+		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # docs/configuration.md, from the models that read the files and the comments of configs/; docs/faults.md, from the
 # tables that the fault wall is tested against.
