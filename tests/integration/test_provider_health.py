@@ -32,7 +32,7 @@ DEAD = {"provider_health": UNAVAILABLE, "liveness_classification": UNHEALTHY, "h
 LOCAL = {"listen": "127.0.0.1:0"}
 
 
-def configured() -> Any:
+def configured(**transport: Any) -> Any:
     def node(node_id: str, provider_id: str) -> dict[str, Any]:
         provider = {"id": provider_id, "kind": "openai_compat", "base_url": "http://127.0.0.1:1/v1", "capacity": 1}
         return {
@@ -46,7 +46,7 @@ def configured() -> Any:
 
     config = {
         "http": LOCAL,
-        "transport": LOCAL,
+        "transport": {**LOCAL, **transport},
         "admin": LOCAL,
         "nodes": [node("n1", "p"), node("n2", "q")],
         "models": [
@@ -138,10 +138,11 @@ def _answer(question: m.NodeCommandRequest, health: m.ProviderHealth, seq: int) 
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
+async def scene(**transport: Any) -> AsyncIterator[Scene]:
+    """``transport`` is laid over that section of the configuration."""
     runtime = Runtime(asyncio.get_running_loop())
     runtime.start()
-    edge = Edge(configured(), runtime, Quiet())
+    edge = Edge(configured(**transport), runtime, Quiet())
     await edge.start()
     links = [await RawLink.connect(("127.0.0.1", edge.node_port)) for _ in range(2)]
     at = Scene(edge, *links)

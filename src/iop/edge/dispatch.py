@@ -87,6 +87,14 @@ class Dispatcher:
         """The loop's time, to the millisecond: what waits is measured by it."""
         return self.runtime.loop.time()
 
+    @property
+    def answer_window_bytes(self) -> int:
+        """The credit that a new stream's answer begins with: less while clients leave much in memory (WIRE-5)."""
+        window = self.window_bytes
+        if self.runtime.hub.buffered_bytes < self.max_buffered_bytes:
+            return window
+        return min(window, limits.SMALL_WINDOW_BYTES)
+
     def possible(self, usage: Tokens | None) -> Tokens | None:
         """What a node reported, without counts that cannot be: these are dropped, and counted (WIRE-10)."""
         if usage is None:

@@ -122,7 +122,7 @@ class ClientRequest(Answered):
         pieces, total = intake.body_for(lease.target)
         provider = self.settings = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
-        window = d.window_bytes if d.runtime.hub.buffered_bytes < d.max_buffered_bytes else limits.SMALL_WINDOW_BYTES
+        window = d.answer_window_bytes
         inline = total <= limits.INLINE_BODY_BYTES
         session.mux.open(stream, window, session.request_window_bytes)
         frame = codec.encode(

@@ -198,7 +198,8 @@ class EdgeRun(Dispatched):
         stream = self.stream = RunSink(self)
         if self._listener.writer is not None:
             stream.feeds(self._listener.writer)
-        session.mux.open(stream, limits.STREAM_WINDOW_BYTES, session.request_window_bytes)
+        window = d.answer_window_bytes
+        session.mux.open(stream, window, session.request_window_bytes)
         inline = len(spec.given) <= limits.INLINE_BODY_BYTES
         request = m.RunRequest(
             stream.stream_id,
@@ -206,7 +207,7 @@ class EdgeRun(Dispatched):
             adapter,
             provider_id,
             target,
-            limits.STREAM_WINDOW_BYTES,
+            window,
             max(1, int((self._timer.at - d.wheel.now) * 1000)),
             settings.response_stall_timeout_ms,
             lease,
