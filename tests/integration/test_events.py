@@ -16,10 +16,12 @@ from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus, NodeChanged
 from iop.observability.metrics import EdgeMetrics
+from iop.wire import limits
 from tests.support.aio import async_test, until
 from tests.support.http import Address, Client, chat, post
 from tests.support.node import ScriptedNode
 from tests.support.provider import chat_stream
+from tests.support.rawlink import RawLink
 from tests.support.stack import Scene, Stack
 
 CHAT = "/v1/chat/completions"
@@ -80,6 +82,28 @@ async def test_a_node_that_comes_and_goes_is_told(stack: Stack) -> None:
         (gone,) = await events(feed, 1)
         assert (connected["event"], connected["node"]) == ("node_connected", "n2")
         assert (gone["event"], gone["node"], bool(gone["reason"])) == ("node_disconnected", "n2", True)
+
+
+@pytest.mark.req("REG-2", "OBS-3")
+@pytest.mark.parametrize(
+    ("token", "version", "reason"),
+    [("nobodys", limits.PROTOCOL_VERSION, "unknown_token"), ("t1", 999, "protocol_mismatch")],
+)
+def test_a_node_that_is_refused_is_told(stack: Stack, token: str, version: int, reason: str) -> None:
+    @async_test()
+    async def body() -> None:
+        async with stack.scene() as scene:
+            feed = await listen(stack.admin, "?kind=node")
+            scene.clients.append(feed)
+            link = await RawLink.connect(stack.nodes)
+            assert not (await link.register(token, version=version)).accepted
+            await link.close()
+            (told,) = await events(feed, 1)
+            assert (told["event"], told["reason"], "node" in told) == ("node_rejected", reason, False), (
+                "it is nobody yet"
+            )
+
+    body()
 
 
 @pytest.mark.parametrize("query", ["?kind=prompt", "?kind=run_", "?since=1", "?" + "kind=run&" * 17])

@@ -21,6 +21,7 @@ cdef class ClientStream(RequestStream):
     cdef readonly bint at_boundary
     cdef readonly double progress_at
 
+    cdef int open_with(self, const char* p, Py_ssize_t n) except -1
     cdef int emit(self, const char* p, Py_ssize_t n) except -1
 
 

@@ -9,7 +9,7 @@ per request at each step of its life (head, commit, terminal). The gate holds wh
 time is a field of the hub that somebody else ticks.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from iop._fast cimport body as bd
 from iop._fast cimport frame as fr
@@ -110,19 +110,12 @@ cdef class ClientStream(RequestStream):
     def commit(self):
         """Sends the head and what is held. No-op if nothing is held."""
         cdef OutBuffer held = self.held
-        cdef bytes head = self.head
         cdef bytes body
-        if head is None or self.state != S_HELD:
+        if self.head is None or self.state != S_HELD:
             return
-        self.state = S_OPEN
-        self.held = self.head = None
-        self.owner.on_commit()
-        self.writer.write(head)
-        if held is not None:
-            body = held.take()
-            if not head and body.startswith(BOM):
-                body = body[len(BOM):]  # the client has had comments: it would be a part of a field's name now
-            self.emit(PyBytes_AS_STRING(body), len(body))
+        self.held = None
+        body = held.take() if held is not None else b""
+        self.open_with(PyBytes_AS_STRING(body), len(body))
 
     def finish(self):
         """After the terminal END: completes the client's body. False if its length is not what the head promised."""
@@ -159,6 +152,8 @@ cdef class ClientStream(RequestStream):
             if before == S_OPEN:
                 return self.emit(f.body, f.body_n)
             if self.held is None:
+                if self.head is not None and not self.collected and (not self.gated or f.flags & COMMITTING):
+                    return self.open_with(f.body, f.body_n)  # nothing came before it: it goes straight out (WIRE-3)
                 self.held = OutBuffer()
             n = f.body_n
             if self.collected:
@@ -206,6 +201,18 @@ cdef class ClientStream(RequestStream):
             self.owner = None
         owner.on_broken(exc, ended)
         return 0
+
+    cdef int open_with(self, const char* p, Py_ssize_t n) except -1:
+        """The commit, and the first bytes of the body behind the head."""
+        cdef bytes head = self.head
+        self.state = S_OPEN
+        self.head = None
+        self.owner.on_commit()
+        self.writer.write(head)
+        if not head and n >= 3 and memcmp(p, PyBytes_AS_STRING(BOM), 3) == 0:
+            p += 3  # the client has had comments: it would be a part of a field's name now
+            n -= 3
+        return self.emit(p, n)
 
     cdef int emit(self, const char* p, Py_ssize_t n) except -1:
         """Appends body bytes to the client's output, framed. Bound: reserve() gives exactly the bytes filled here."""
