@@ -18,17 +18,17 @@ def _port_of(sock: socket.socket) -> int:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Models ``m`` (plenty of room), ``one`` (a single slot), ``still`` (may not be silent for long), ``down`` and
-    ``down-too`` (nobody listens there), ``absent`` (its node is not there), and ``scripted`` with two slots on the node
+    ``down-too`` (silent servers, until a test closes them), ``absent`` (its node is not there), and ``scripted`` with two slots on the node
     that a test may play itself."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets the port
+    with ExitStack() as opened:
+        silent = {name: opened.enter_context(socket.create_server(("127.0.0.1", 0))) for name in ("down", "down-too")}
         with running_stack(
             tmp_path_factory.mktemp("stack"),
             {
                 "m": {"capacity": 2000},
                 "one": {"capacity": 1},
                 "still": {"response_stall_timeout_ms": 400},
-                **{name: {"base_url": f"http://127.0.0.1:{_port_of(nobody)}/v1"} for name in ("down", "down-too")},
+                **{name: {"base_url": f"http://127.0.0.1:{_port_of(sock)}/v1"} for name, sock in silent.items()},
             },
             [
                 model("m", aliases=["gpt-4o-mini"]),
@@ -43,6 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             http={"more_paths": ["/v1/jobs"]},
             other_providers={"absent": {}, "scripted": {"capacity": 2}},
         ) as running:
+            running.silent = silent
             yield running
 
 

@@ -160,6 +160,7 @@ async def test_a_provider_that_is_down_is_a_502_that_names_its_id_and_not_its_ur
 ) -> None:
     """The first who is sent there; the others are not (HEALTH-6)."""
     async with stack.scene() as scene:
+        stack.silent[name].close()
         client = await scene.send(post(path, chat(name)))
         answer = await client.answer()
         assert answer.status == 502
@@ -449,7 +450,7 @@ async def test_a_paused_stream_does_not_stall(stack: Stack) -> None:
             sent += chat_delta("x" * 10_000)
             await asyncio.sleep(0)
         # Meanwhile the same provider's clock runs out for a request that it does not answer, from its start to its end.
-        silent = await scene.send(post(CHAT, chat("still")))
+        silent = await scene.send(post(CHAT, chat("still", stream=True)))
         await scene.provider.call()
         assert (await silent.answer()).json["error"]["code"] == "response_stalled"
         call.event(chat_event({}, "stop"))

@@ -150,6 +150,9 @@ class Stack:
         self, edge: Program, node: Program, sock: socket.socket, caretaker: Caretaker, scripted: frozenset[str]
     ) -> None:
         self.scripted = scripted  # the providers that are the scripted server
+        self.silent: dict[
+            str, socket.socket
+        ] = {}  # those that take connections and say nothing, until a test closes them
         self.edge = edge
         self.node = node
         self.http: Address = edge.address("http")
