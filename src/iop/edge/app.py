@@ -243,6 +243,7 @@ class Edge:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
         config, d = self.config, self.dispatcher
         d.providers = plan.settings(config)
+        d.request_timeouts = {group.id: group.request_timeout_ms / 1000 for group in config.models}
         d.window_bytes = config.transport.stream_window_bytes
         d.max_buffered_bytes = config.transport.max_buffered_bytes
         d.recovery = Limits(config.recovery.max_attempts, config.recovery.max_body_bytes)

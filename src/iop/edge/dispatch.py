@@ -65,6 +65,7 @@ class Dispatcher:
         self.metrics = metrics
         self.sink = sink
         self.providers: Mapping[str, ProviderSettings] = {}
+        self.request_timeouts: Mapping[str, float] = {}  # by model group, in seconds (API-10)
         self.window_bytes = limits.STREAM_WINDOW_BYTES
         self.max_buffered_bytes = 268_435_456
         self.recovery = Limits()

@@ -19,7 +19,15 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iop.edge.recovery import RETRIED_CODES, Decision, OwnAnswer, Recovery, decide
+from iop.edge.recovery import (
+    REFUSED_STATUSES,
+    RETRIED_CODES,
+    RETRIED_STATUSES,
+    Decision,
+    OwnAnswer,
+    Recovery,
+    decide,
+)
 from iop.edge.trace import MAX_CANDIDATES, MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence, told_of
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
@@ -332,10 +340,25 @@ class Dispatched(ABC):
                 lingering=lingering,
                 handoff=handoff,
             )
+        if failure.provider_status:
+            return self._elsewhere(failure.provider_status, error, lingering=lingering)
         if code in RETRIED_CODES:
             avoid = None if self._kept_too_long(failure) else lease.provider_id
             return self._recover(error, avoid=avoid, lingering=lingering)
         return False
+
+    def _elsewhere(
+        self, status: int, error: IopError, *, own: OwnAnswer | None = None, lingering: bool = False
+    ) -> bool:
+        """Whether another provider is asked behind one that answered with this status. Who refused the request is never
+        asked that again (HEALTH-9)."""
+        lease = self.lease
+        assert lease is not None
+        if status in REFUSED_STATUSES:
+            return self._recover(error, refused=(lease.provider_id, lease.target), own=own, lingering=lingering)
+        return status in RETRIED_STATUSES and self._recover(
+            error, avoid=lease.provider_id, own=own, lingering=lingering
+        )
 
     def _recover(
         self,

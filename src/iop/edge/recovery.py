@@ -30,8 +30,8 @@ RETRIED_STATUSES = frozenset({429, 502, 503})
 REFUSED_STATUSES = frozenset({429, 503})
 
 #: Failures of an attempt behind which another may succeed, beside a stall, which has rules of its own. ``CANCELLED``
-#: without our asking is a node that stops; a run whose answer was no completion, or had a status of 5xx or 429, is a
-#: ``PROVIDER_PROTOCOL_ERROR``, and one whose answer ended early ``ADAPTER_NO_TERMINAL``.
+#: without our asking is a node that stops; a run whose answer was no completion is a ``PROVIDER_PROTOCOL_ERROR``, and
+#: one whose answer ended early ``ADAPTER_NO_TERMINAL``. One that was refused with a status follows that status.
 RETRIED_CODES = frozenset(
     {
         m.ErrorCode.PROVIDER_UNREACHABLE,

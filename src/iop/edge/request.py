@@ -269,13 +269,11 @@ class ClientRequest(Answered):
         assert lease is not None
         self._note_failure("provider_error" if status >= 400 or self._sse else "no_stream", status=status)
         own = OwnAnswer(status, self._block, stream.take_held(), self._sse)
-        if status in REFUSED_STATUSES:
-            again = self._recover(ProviderTruncated(), refused=(lease.provider_id, lease.target), own=own)
-        else:
-            again = (status in RETRIED_STATUSES or own.event_stream) and self._recover(
-                ProviderTruncated(), avoid=lease.provider_id, own=own
-            )
-        if again:
+        if self._elsewhere(status, ProviderTruncated(), own=own) or (
+            own.event_stream
+            and status not in RETRIED_STATUSES
+            and self._recover(ProviderTruncated(), avoid=lease.provider_id, own=own)
+        ):
             return True
         if status in NO_ENDPOINT and b"content-encoding:" not in own.block.lower() and not says_why(own.body):
             missing = f"provider {lease.provider_id}: this server has no /v1{self.endpoint.provider_path.decode()}"

@@ -46,7 +46,7 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     options: dict[str, Any] | None = None
     session_id: str = ""
     background: bool = False
-    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] = 600_000
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Asked)
@@ -73,7 +73,7 @@ def _spec(body: bytes) -> RunSpec:
         asked.target,
         session_id,
         asked.background,
-        asked.timeout_ms / 1000,
+        asked.timeout_ms / 1000 if asked.timeout_ms is not None else None,
         _replayable(asked.input or {}, asked.options or {}),
     )
 
@@ -159,7 +159,10 @@ class RunFeed:
             self._say("complete", {"finish_reason": reason, "usage": _usage(result.usage)})
         else:
             name = "cancelled" if isinstance(error, RequestCancelled) else "error"
-            self._say(name, {"error": error_object(error)})
+            said: dict[str, Any] = {"error": error_object(error), "status": error.status}
+            if error.retry_after_s is not None:
+                said["retry_after_s"] = error.retry_after_s
+            self._say(name, said)
         if self._open:
             self._close()
 

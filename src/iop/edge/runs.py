@@ -13,14 +13,18 @@ start of a later attempt is not told again.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from iop._fast.out import Writer
 from iop._fast.runs import RunSink
+from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
 from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
+from iop.edge.headers import rest_of
+from iop.edge.recovery import REFUSED_STATUSES
 from iop.edge.trace import Outline
 from iop.errors import (
     InternalError,
@@ -30,6 +34,7 @@ from iop.errors import (
     ProviderProtocolError,
     QueueFull,
     RequestCancelled,
+    ScanError,
     ShuttingDown,
     UnknownProvider,
 )
@@ -50,6 +55,7 @@ log = logging.getLogger("iop.edge.runs")
 
 API = "runs"
 MAX_OPTIONS_BYTES = 64 * 1024  # they travel in the opening; what is long is the input
+DIRECT_S = 600.0  # the whole time of a direct run that names none
 MAX_DIRECT = 256  # direct runs at a time; the queue's bounds hold for the others
 
 
@@ -60,7 +66,8 @@ class RunSpec:
 
     ``given`` and ``options`` are JSON objects, which the node's adapter reads. ``session_id`` is echoed on the run's
     events and means nothing to anybody (EXEC-6). ``background``: the run does not end when its listener leaves.
-    ``replayable``: asking the provider twice does nothing twice (API-8).
+    ``replayable``: asking the provider twice does nothing twice (API-8). ``timeout_s`` is the run's whole time: a model
+    has one of its own (``request_timeout_ms``), which a run may shorten; a direct run has 600 s where it names none.
     """
 
     given: bytes
@@ -71,7 +78,7 @@ class RunSpec:
     target: str = ""
     session_id: bytes = b""
     background: bool = False
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     replayable: bool = False
 
 
@@ -122,8 +129,8 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
 class EdgeRun(Dispatched):
     """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_ended", "_input_bytes", "_listener", "_node_id", "_provider_id", "_start_told", "_started", "_usage",
-                 "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
+    __slots__ = ("_ended", "_input_bytes", "_listener", "_node_id", "_provider_id", "_refusal", "_start_told",
+                 "_started", "_usage", "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
 
     path = "run"
     stream: RunSink | None
@@ -140,6 +147,7 @@ class EdgeRun(Dispatched):
         self._start_told = False  # the listener has heard one
         self._ended = False  # the listener has heard the end
         self._usage: tuple[int | None, ...] | None = None
+        self._refusal: IopError | None = None  # what a provider last answered, if that was a status
         self._node_id = self._provider_id = ""
 
     @property
@@ -152,7 +160,7 @@ class EdgeRun(Dispatched):
     def start_queued(self) -> None:
         """Asks the pool. Raises what it refuses with."""
         d, spec = self._dispatcher, self.spec
-        ticket = Ticket(self.request_id, self.principal, spec.model, len(spec.given) // 3, self)
+        ticket = Ticket(self.request_id, self.principal, spec.model, estimated_tokens(spec.given), self)
         lease = self._ask(ticket, d.now)
         self.ticket = ticket
         self._begin()
@@ -182,7 +190,9 @@ class EdgeRun(Dispatched):
 
     def _begin(self) -> None:
         d = self._dispatcher
-        self.timeout_s = self.spec.timeout_s
+        model_s = d.request_timeouts.get(d.pool.group_id(self.spec.model), DIRECT_S)
+        asked_s = self.spec.timeout_s
+        self.timeout_s = model_s if asked_s is None else min(asked_s, model_s) if self.spec.model else asked_s
         self._timer = d.wheel.arm(self.timeout_s, self._deadline)
         d.live.add(self)
 
@@ -274,7 +284,12 @@ class EdgeRun(Dispatched):
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
         told = event.failure if not complete else None
         failure = told or m.ExecutionFailure(code, close_confirmed=True)
-        self._attempt_over(failure, _error(failure, self._provider_id), answered=self._started)
+        error = _error(failure, self._provider_id)
+        if failure.provider_status:
+            self._refusal = error
+            if failure.provider_status in REFUSED_STATUSES and failure.retry_after:
+                self._let_rest(rest_of(failure.retry_after, time.time()))
+        self._attempt_over(failure, error, answered=self._started)
 
     def _shown(self, text_bytes: int) -> None:
         """The listener hears more than the start: from here on there is no other answer, and the input is let go of."""
@@ -293,6 +308,13 @@ class EdgeRun(Dispatched):
 
     def _withdrawn(self) -> None:
         self._started = False
+
+    def _give_up(self, error: IopError) -> None:
+        """What the provider that was asked last has answered comes before how the first one failed."""
+        if self._refusal is not None:
+            self._fail(self._refusal)
+        else:
+            super()._give_up(error)
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in a callback: it ends this run, and no other."""
@@ -399,7 +421,23 @@ def _error(failure: m.ExecutionFailure, provider_id: str) -> IopError:
     """What the listener is told. Unlike a client's request, a run is read by the node's adapter, which may find fault
     with it."""
     error = error_of(failure, provider_id)
-    return InvalidArgument(error.message) if failure.code is m.ErrorCode.INVALID_ARGUMENT else error
+    if failure.code is m.ErrorCode.INVALID_ARGUMENT:
+        error = InvalidArgument(error.message)
+    if failure.provider_status:
+        error.status = failure.provider_status
+        rest_s = rest_of(failure.retry_after, time.time()) if failure.retry_after else 0.0
+        error.retry_after_s = math.ceil(rest_s) or None
+    return error
+
+
+def estimated_tokens(given: bytes) -> int:
+    """The estimate of a run's input, as of a request's body (POOL-2)."""
+    scanner = RequestScanner()
+    try:
+        scanner.feed(given)
+    except ScanError:  # only an adapter can say what that is; it is measured by its size
+        return len(given) // 3
+    return scanner.estimated_tokens
 
 
 def _provider(payload: m.NodeConfigPayload, adapter: str) -> m.ProviderConfig:

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 512
+MAX_RETRY_AFTER_BYTES = 64  # the longest date has 31
 
 
 class ProviderHealth(enum.StrEnum):
@@ -81,7 +82,8 @@ class ExecutionFailure:
     lease leaves a lingering unit (POOL-12). ``slots_held`` comes with ``capacity_exceeded``; ``connection_reused`` and
     ``response_started`` with ``provider_connection_lost`` (TUN-5). ``idle_ms`` is the silence that ended in a stall.
     ``engine_lingers``: the call is closed, and its engine still works on it (TUN-5d). ``engine_busy`` comes with a
-    stall: the engine works on more than the node has calls open there (LIVE-2b).
+    stall: the engine works on more than the node has calls open there (LIVE-2b). ``provider_status`` is the status with
+    which a provider refused a run, and ``retry_after`` the value of that answer's Retry-After (HEALTH-9).
     """
 
     code: str
@@ -97,12 +99,16 @@ class ExecutionFailure:
     message: bytes = b""
     engine_lingers: bool = False
     engine_busy: bool = False
+    provider_status: int = 0
+    retry_after: bytes = b""
 
     def __post_init__(self) -> None:
         if self.code not in WIRE_CODES:
             object.__setattr__(self, "code", InternalError.code)
         if len(self.message) > MAX_MESSAGE_BYTES:
             object.__setattr__(self, "message", self.message[:MAX_MESSAGE_BYTES])
+        if len(self.retry_after) > MAX_RETRY_AFTER_BYTES:
+            object.__setattr__(self, "retry_after", b"")
         if self.provider_health is not None or self.liveness_classification is not None:
             health, classification = normalise_evidence(self.provider_health, self.liveness_classification)
             object.__setattr__(self, "provider_health", health)

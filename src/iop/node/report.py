@@ -44,4 +44,6 @@ def on_wire(failure: ExecutionFailure) -> m.ExecutionFailure:
         message=failure.message,
         engine_lingers=failure.engine_lingers,
         engine_busy=failure.engine_busy,
+        provider_status=failure.provider_status,
+        retry_after=failure.retry_after,
     )

@@ -7,6 +7,7 @@ that the slot is free by then.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder
@@ -244,6 +245,13 @@ class NormalizedRun(ProviderCall):
         """Nothing of a run's refers to its connection."""
 
     # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
+        """With what the provider answered, if that was a refusal: the edge decides by it as for tunnels (API-8)."""
+        failure, head = super()._failure(error, close_confirmed=close_confirmed), self._head
+        if head is None or head.status < 400 or failure.code == RequestCancelled.code:
+            return failure
+        return replace(failure, provider_status=head.status, retry_after=head.get(b"retry-after") or b"")
 
     def _send_end(self) -> None:
         assert self._complete is not None

@@ -364,6 +364,10 @@ def _failure(p: Any) -> m.ExecutionFailure | None:
         return None
     failure = cast("m.ExecutionFailure", _value(m.ExecutionFailure, p.failure))
     failure.message = failure.message[: limits.MAX_MESSAGE_BYTES]
+    if not 400 <= failure.provider_status <= 599:
+        failure.provider_status = 0
+    if len(failure.retry_after) > limits.MAX_RETRY_AFTER_BYTES:
+        failure.retry_after = b""
     return failure
 
 

@@ -24,6 +24,7 @@ COLD_S = 10.0  # seconds, the link is flooding (WIRE-10)
 MAX_TOKEN_CHARS = 4096
 MAX_NAME_CHARS = 512  # ids, adapter and target names
 MAX_MESSAGE_BYTES = 4096  # error texts
+MAX_RETRY_AFTER_BYTES = 64
 MAX_PROVIDERS = 4096
 MAX_ADAPTERS = 256
 MAX_DETECTED_SERVERS = 64

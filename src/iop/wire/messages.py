@@ -192,6 +192,8 @@ class ExecutionFailure:
     message: bytes = b""
     engine_lingers: bool = False
     engine_busy: bool = False
+    provider_status: int = 0
+    retry_after: bytes = b""
 
 
 class LeaseBinding(msgspec.Struct, gc=False):

@@ -546,7 +546,7 @@ class Usage(_message.Message):
     def __init__(self, input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., cached_input_tokens: _Optional[int] = ...) -> None: ...
 
 class ExecutionFailure(_message.Message):
-    __slots__ = ("code", "retryable", "provider_health", "liveness_classification", "health_observation_seq", "idle_ms", "close_confirmed", "slots_held", "connection_reused", "response_started", "message", "engine_lingers", "engine_busy")
+    __slots__ = ("code", "retryable", "provider_health", "liveness_classification", "health_observation_seq", "idle_ms", "close_confirmed", "slots_held", "connection_reused", "response_started", "message", "engine_lingers", "engine_busy", "provider_status", "retry_after")
     CODE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_HEALTH_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +560,8 @@ class ExecutionFailure(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_LINGERS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_BUSY_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_STATUS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     retryable: bool
     provider_health: ProviderHealth
@@ -573,7 +575,9 @@ class ExecutionFailure(_message.Message):
     message: bytes
     engine_lingers: bool
     engine_busy: bool
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., liveness_classification: _Optional[_Union[LivenessClassification, str]] = ..., health_observation_seq: _Optional[int] = ..., idle_ms: _Optional[int] = ..., close_confirmed: _Optional[bool] = ..., slots_held: _Optional[int] = ..., connection_reused: _Optional[bool] = ..., response_started: _Optional[bool] = ..., message: _Optional[bytes] = ..., engine_lingers: _Optional[bool] = ..., engine_busy: _Optional[bool] = ...) -> None: ...
+    provider_status: int
+    retry_after: bytes
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., liveness_classification: _Optional[_Union[LivenessClassification, str]] = ..., health_observation_seq: _Optional[int] = ..., idle_ms: _Optional[int] = ..., close_confirmed: _Optional[bool] = ..., slots_held: _Optional[int] = ..., connection_reused: _Optional[bool] = ..., response_started: _Optional[bool] = ..., message: _Optional[bytes] = ..., engine_lingers: _Optional[bool] = ..., engine_busy: _Optional[bool] = ..., provider_status: _Optional[int] = ..., retry_after: _Optional[bytes] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("stream_id", "run_id", "adapter", "provider_id", "target", "window_bytes", "deadline_ms", "response_stall_timeout_ms", "lease", "input", "input_bytes", "options", "input_follows", "background", "session_id", "first_response_timeout_ms", "fresh_connection")
