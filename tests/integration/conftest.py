@@ -18,8 +18,8 @@ def _port_of(sock: socket.socket) -> int:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Models ``m`` (plenty of room), ``one`` (a single slot), ``still`` (may not be silent for long), ``down`` and
-    ``down-too`` (silent servers, until a test closes them), ``absent`` (its node is not there), and ``scripted`` with two slots on the node
-    that a test may play itself."""
+    ``down-too`` (silent servers, until a test closes them), ``absent`` (its node is not there), and ``scripted`` with
+    two slots on the node that a test may play itself."""
     with ExitStack() as opened:
         silent = {name: opened.enter_context(socket.create_server(("127.0.0.1", 0))) for name in ("down", "down-too")}
         with running_stack(
