@@ -52,6 +52,10 @@ def mortal(tmp_path_factory: pytest.TempPathFactory, server: ModelServer) -> Ite
             [model("m"), *map(model, names), model("real")],
             recovery={"max_attempts": 0},
         ) as running:
+            for sock in slams.values():
+                sock.settimeout(10)
+                sock.accept()[0].close()  # the node's first look at it (HEALTH-10)
+                sock.settimeout(None)
             running.slams = slams  # type: ignore[attr-defined]
             yield running
 
