@@ -31,8 +31,9 @@ class Quiet(Sink):
         """Not of interest here."""
 
 
-def configured() -> Any:
-    provider = {"id": "p", "kind": "openai_compat", "base_url": "http://127.0.0.1:1/v1", "capacity": 9}
+def configured(port: int = 1) -> Any:
+    """One node, whose provider is at ``port``; at 1 nobody is."""
+    provider = {"id": "p", "kind": "openai_compat", "base_url": f"http://127.0.0.1:{port}/v1", "capacity": 9}
     token = hashlib.sha256(TOKEN.encode()).hexdigest()
     local = {"listen": "127.0.0.1:0"}
     config = {

@@ -387,6 +387,20 @@ class Agent:
         if self.session.state is State.READY:
             self.session.send(m.EdgeNodeEvent(draining=m.Draining(int(grace_s * 1000))))
 
+    def give_up(self) -> None:
+        """Cancel what runs, calls and commands, and begin nothing any more."""
+        self.draining = True
+        for call in list(self.calls.values()):
+            call.cancel()
+        self.commands.stop()
+        self.health.close()
+        self.inventory.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call and no command runs."""
+        return not self.calls and not self.commands.running
+
     def leave(self) -> None:
         """Says goodbye and closes."""
         self._finish(Ended.GOODBYE, "local shutdown")

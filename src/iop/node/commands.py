@@ -19,6 +19,7 @@ from iop.errors import (
     InternalError,
     InvalidArgument,
     IopError,
+    NodeDraining,
     ProtocolError,
     RequestCancelled,
     UnknownProvider,
@@ -43,7 +44,8 @@ DEFAULT_S, MAX_S = 5.0, 30.0
 
 
 class Commands:
-    """The commands that run for one session. ``answer`` sends; ``close`` ends them all without a word."""
+    """The commands that run for one session. ``answer`` sends; ``stop`` cancels them all and takes no more, ``close``
+    ends them without a word."""
 
     def __init__(
         self, runtime: Runtime, backends: Backends, health: Health, answer: Callable[[m.NodeCommandResponse], None]
@@ -53,6 +55,11 @@ class Commands:
         self._health = health
         self._answer = answer
         self._running: dict[int, asyncio.Task[m.NodeCommandResponse]] = {}
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
     def received(self, request: m.NodeCommandRequest) -> None:
         """Starts a command, or cancels one: an id that is not running is none of ours any more."""
@@ -63,12 +70,21 @@ class Commands:
             return
         if present is not None:
             raise ProtocolError("bad_message", "node_command_request.command_id runs already")
+        if self._stopping:
+            self._answer(_failed(request, NodeDraining()))
+            return
         if len(self._running) >= MAX_RUNNING:
             self._answer(_failed(request, CapacityExceeded(f"{MAX_RUNNING} commands run on this node already")))
             return
         task = self._runtime.loop.create_task(self._run(request))
         self._running[request.command_id] = task
         task.add_done_callback(lambda task: self._ended(request, task))
+
+    def stop(self) -> None:
+        """The node leaves (SUP-4): each command is answered as cancelled, and later ones as ``node_draining``."""
+        self._stopping = True
+        for task in self._running.values():
+            task.cancel()
 
     def close(self) -> None:
         """The session is over."""

@@ -132,6 +132,7 @@ class Supervisor:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not agent.done.done():
                 await self._drain(agent)
+                self._backends.close()  # nothing uses a provider any more, and the edge has heard how everything ended
                 agent.leave()
                 # An edge that reads nothing must not keep us: what it does not take within that time is dropped.
                 await self._until(agent.done.done, LEAVE_S)
@@ -144,7 +145,8 @@ class Supervisor:
             stopped.cancel()
 
     async def _drain(self, agent: Agent) -> None:
-        """Lets running calls finish within the drain time, then cancels what is left (SUP-4, SUP-5)."""
+        """Let running calls finish within the drain time, then cancel what is left, commands included, and wait for its
+        end (SUP-4, SUP-5)."""
         agent.drain(self._drain_s)
         log.info("draining", extra={"fields": {"calls": len(agent.calls)}})
 
@@ -152,9 +154,8 @@ class Supervisor:
             return not agent.calls or agent.done.done()
 
         await self._until(idle, self._drain_s)
-        for call in list(agent.calls.values()):
-            call.cancel()
-        await self._until(idle, LEAVE_S)  # so that the edge hears of their end
+        agent.give_up()
+        await self._until(lambda: agent.idle or agent.done.done(), LEAVE_S)  # so that the edge hears of their end
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Waits for the condition, at most so long; a second signal ends the wait."""
