@@ -142,6 +142,18 @@ async def test_an_engine_that_is_silent_or_odd_hides_no_other(monkeypatch: pytes
         ]
 
 
+@pytest.mark.req("EXEC-6", "EXEC-8")
+@async_test()
+async def test_the_session_id_of_a_command_comes_back_with_each_answer() -> None:
+    async with world(("n1-p", "vllm"), answer=engine) as w:
+        told: list[m.NodeCommandResponse] = []
+        answered = w.link.commands.answered
+        w.link.commands.answered = lambda response: (told.append(response), answered(response))[1]  # type: ignore[method-assign]
+        for session_id, command in ((b"one", STATUS), (b"\xff", m.NodeCommand.UNSPECIFIED), (b"", STATUS)):
+            await w.ask(command, session_id=session_id)
+            assert told[-1].session_id == session_id
+
+
 @pytest.mark.req("EXEC-8")
 @async_test()
 async def test_anything_else_is_unsupported() -> None:

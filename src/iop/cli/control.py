@@ -1,4 +1,4 @@
-"""``iop-edge drain``, ``undrain``, ``requests`` and ``cancel``: what an operator does to a running edge."""
+"""``iop-edge drain``, ``undrain``, ``requests``, ``ollama`` and ``cancel``: what an operator does to a running edge."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 from iop.cli.admin import admin_of, ask, of_running_edge, understood
 from iop.cli.program import Command, Exit, Usage, say, shown
@@ -47,6 +48,20 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     requests.add_argument("--json", action="store_true", help="print /admin/requests as it is")
     of_running_edge(requests)
     requests.set_defaults(run=_careful(_requests))
+
+    ollama = commands.add_parser(
+        "ollama",
+        help="ask an Ollama server what it has, runs, or knows of a model",
+        description="Prints what Ollama's own API says, through the edge and the server's node: ps lists the models in "
+        "memory, tags those on disk, show tells about one, and version about the server.",
+    )
+    ollama.add_argument("provider", metavar="PROVIDER", help="the id of a provider of kind ollama")
+    ollama.add_argument(
+        "what", choices=("ps", "tags", "show", "version"), metavar="ps|tags|show|version", help="what to ask"
+    )
+    ollama.add_argument("model", metavar="MODEL", nargs="?", help="for show: its name there")
+    of_running_edge(ollama)
+    ollama.set_defaults(run=_careful(_ollama))
 
     cancel = commands.add_parser(
         "cancel",
@@ -133,6 +148,18 @@ def _requests(arguments: argparse.Namespace) -> int:
         say(line)
     if answer["total"] > len(rows):
         say(f"... and {answer['total'] - len(rows)} more")
+    return Exit.OK
+
+
+def _ollama(arguments: argparse.Namespace) -> int:
+    if (arguments.what == "show") is not bool(arguments.model):
+        raise Usage("show needs a MODEL, and nothing else takes one")
+    query = f"?model={quote(arguments.model, safe='')}" if arguments.model else ""
+    path = f"/admin/ollama/{quote(arguments.provider, safe='')}/api/{arguments.what}{query}"
+    status, answer = ask(admin_of(arguments), "GET", path)
+    if status >= 300:
+        raise Usage(shown(answer["error"].get("message", status)))
+    print(json.dumps(answer, indent=2))
     return Exit.OK
 
 

@@ -73,6 +73,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("iop-edge trace req_4a6cbd2a2bd2bb1d9f33a7c5", "by the x-request-id of its answer"),
         ("iop-edge trace --json my-request-7", "by the x-request-id that its client sent"),
     ),
+    "iop-edge ollama": (
+        ("iop-edge ollama gpu-1 ps", "the models that are in its memory"),
+        ("iop-edge ollama gpu-1 show llama3.2:3b", "what it knows of one"),
+    ),
     "iop-edge cancel": (
         ("iop-edge cancel req_4a6cbd2a2bd2bb1d9f33a7c5", "the request whose answer has that x-request-id"),
     ),

@@ -1,5 +1,5 @@
 """The admin listener: ``/metrics`` and, under ``/admin/``, ``status``, ``events``, ``requests``, ``trace``, ``reload``,
-``runs``, ``drain``, ``undrain`` and ``cancel`` (OBS-4). Loopback by default; it answers nothing else.
+``runs``, ``drain``, ``undrain``, ``cancel`` and ``ollama`` (OBS-4). Loopback by default; it answers nothing else.
 
 A page of another origin must not read it through a name that resolves to loopback, so only loopback host names and
 addresses are served when it listens there.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -21,12 +21,21 @@ from iop.edge.front import answer_health
 from iop.edge.operator import Operator
 from iop.edge.reload import Reloaded
 from iop.edge.rundesk import RunFeed
-from iop.errors import ConfigError, Forbidden, IopError, MethodNotAllowed, PayloadTooLarge, RouteNotFound
+from iop.errors import (
+    ConfigError,
+    Forbidden,
+    IopError,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    ProviderProtocolError,
+    RouteNotFound,
+)
 from iop.net.http.exchange import Exchange
 from iop.net.http.local import origin_of, require_local, require_no_other_page
 from iop.net.loop import Runtime
 from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
+from iop.wire import messages as m
 
 __all__ = ["Admin"]
 
@@ -35,6 +44,7 @@ RUNS = b"/admin/runs"
 _ACTIONS = {b"/admin/drain": "drain", b"/admin/undrain": "undrain", b"/admin/cancel": "cancel"}
 _WITH_BODY = frozenset({RUNS, *_ACTIONS})
 TRACE = b"/admin/trace/"
+OLLAMA = b"/admin/ollama/"
 _HEALTH = (b"/healthz", b"/readyz")  # here too: the clients' listener closes when a drain begins
 _PATHS = frozenset({*_HEALTH, b"/metrics", b"/admin/status", b"/admin/events", b"/admin/requests"})
 
@@ -84,6 +94,8 @@ class Admin:
                 return self._reload_asked(ex)
             if ex.head.path == RUNS:
                 return self._run_asked(ex)
+            if ex.head.path.startswith(OLLAMA):
+                return self._ollama_asked(ex)
             if ex.head.path in _ACTIONS:
                 return self._action_asked(ex, _ACTIONS[ex.head.path])
             if ex.head.path not in _PATHS and not ex.head.path.startswith(TRACE):
@@ -138,6 +150,30 @@ class Admin:
         feed = self._runs(ex, body)
         if not ex.done:
             ex.context = feed
+
+    def _ollama_asked(self, ex: Exchange) -> None:
+        """Answered when the node has asked. Raises what refuses it."""
+        if ex.head.method != b"GET":
+            raise MethodNotAllowed("GET")
+        require_no_other_page(ex.head)  # it makes a node ask
+        if not self._local_only:
+            raise Forbidden("only an admin listener on loopback takes this, since it asks for no key")
+
+        def answer(outcome: m.NodeCommandResponse | IopError) -> None:
+            if ex.done:
+                return  # whoever asked has left
+            if isinstance(outcome, IopError):
+                self.fail(ex, outcome)
+            elif outcome.status == 200:
+                ex.respond(200, _JSON, outcome.result)
+            else:
+                error = ProviderProtocolError(f"the provider answered with status {outcome.status}")
+                error.status = outcome.status if 400 <= outcome.status <= 599 else error.status
+                self.fail(ex, error)
+
+        provider_id, _, path = unquote(ex.head.path[len(OLLAMA) :].decode("latin-1"), errors="replace").partition("/")
+        model = parse_qs(ex.head.query.decode("latin-1")).get("model", [""])
+        self._operator.ollama(provider_id, f"/{path}", model[0], answer)
 
     def _reload_asked(self, ex: Exchange) -> None:
         """Answered when the file was read and the nodes have said what they take. Raises what refuses it."""

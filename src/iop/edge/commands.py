@@ -66,8 +66,10 @@ class Commands:
         body: bytes = b"",
         reason: m.HealthReason = m.HealthReason.UNSPECIFIED,
         targets: Sequence[str] = (),
+        session_id: bytes = b"",
     ) -> int:
-        """Sends a command and returns its id; ``done`` hears its end, later and once.
+        """Send a command and return its id; ``done`` hears its end, later and once. ``session_id`` comes back with the
+        answer and means nothing (EXEC-6).
 
         Raises NodeDisconnected, or CapacityExceeded when :data:`MAX_OUTSTANDING` wait for this node already.
         """
@@ -79,7 +81,7 @@ class Commands:
         command_id = self._last_id + 1
         request = m.NodeCommandRequest(
             command_id, command, provider_id, adapter, target, int(timeout_s * 1000), argument=argument, body=body,
-            reason=reason, targets=list(targets),
+            reason=reason, targets=list(targets), session_id=session_id,
         )  # fmt: skip
         try:
             self._send(request)

@@ -20,13 +20,13 @@ from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
 from iop._fast.runs import RunSink
 from iop.credentials.contexts import Served
-from iop.edge.commands import Commands
+from iop.edge.commands import Commands, Done
 from iop.edge.engines import EngineFigures, EnginePoll
 from iop.edge.health import Health
 from iop.edge.identity import Certified, certified_node, speaks_tls
 from iop.edge.refresh import ConfigState
 from iop.edge.traffic import Traffic
-from iop.errors import InvalidArgument, NodeDisconnected
+from iop.errors import InvalidArgument, InvalidRequest, NodeDisconnected, NotThere
 from iop.net.link import Link
 from iop.net.lobby import Lobby
 from iop.net.loop import Runtime
@@ -48,6 +48,7 @@ log = logging.getLogger("iop.edge.nodes")
 READY = State.READY  # by its bare name: looking it up on its Enum class takes five times as long as a global
 
 ANYBODYS = frozenset({"node_rejected", "node_connection_closed"})  # lines that take no token to cause
+OLLAMA_S = 8.0  # less than whoever asks at the admin listener waits
 PROBE_TICK_S = 0.1
 TICK_S = 0.5
 LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
@@ -481,6 +482,21 @@ class NodeServer:
 
     def _commands(self, node_id: str, generation: int) -> Commands | None:
         return self.owners[node_id].commands if self.session(node_id, generation) is not None else None
+
+    def ask_ollama(self, provider_id: str, path: bytes, body: bytes, done: Done) -> None:
+        """Ask an Ollama server what it lists (EXEC-8); ``done`` hears the answer. Raises NotThere, InvalidRequest,
+        NodeDisconnected or CapacityExceeded."""
+        found = [(i, p.kind) for i, payload in self.payloads.items() for p in payload.providers if p.id == provider_id]
+        if not found:
+            raise NotThere(f"there is no provider {provider_id[:100]!r}; `iop-edge status` lists them")
+        ((node_id, adapter),) = found
+        if adapter != "ollama":
+            raise InvalidRequest(f"provider {provider_id} is of kind {adapter}, and not ollama")
+        self.only_ready(node_id)
+        self.owners[node_id].commands.start(
+            m.NodeCommand.OLLAMA_API, done, self.now, timeout_s=OLLAMA_S, provider_id=provider_id, adapter=adapter,
+            argument=path, body=body,
+        )  # fmt: skip
 
     def only_ready(self, node_id: str) -> tuple[str, EdgeSession]:
         """The ready node of this name, or without one the only ready node (POOL-14). Raises NodeDisconnected, or

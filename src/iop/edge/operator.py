@@ -11,9 +11,11 @@ import msgspec
 from iop.edge import trace
 from iop.edge.trace import Outline, Record
 from iop.errors import InvalidRequest, NotThere, RequestCancelled
+from iop.wire.limits import MAX_NAME_CHARS
 from iop.wire.messages import CancelReason
 
 if TYPE_CHECKING:
+    from iop.edge.commands import Done
     from iop.edge.dispatch import Dispatcher
     from iop.edge.dispatched import Dispatched
     from iop.pool.lease import Ticket
@@ -107,6 +109,15 @@ class Operator:
         if ticket is not None and ticket.waiting:
             page |= {"position": d.pool.positions([ticket])[ticket], "waits_for": self._waits_for(ticket)}
         return page
+
+    def ollama(self, provider_id: str, path: str, model: str, done: Done) -> None:
+        """Asks an Ollama server what it has, runs or knows of a model: what its node lets pass (EXEC-8). Raises
+        InvalidRequest, or what :meth:`iop.edge.nodes.NodeServer.ask_ollama` raises."""
+        shows = path == "/api/show"
+        if shows is not bool(model) or len(model) > MAX_NAME_CHARS:
+            raise InvalidRequest("/api/show needs a ?model=, and no other path takes one", param="model")
+        body = msgspec.json.encode({"model": model}) if shows else b""
+        self._dispatcher.nodes.ask_ollama(provider_id, path.encode(), body, done)
 
     def requests(self) -> dict[str, Any]:
         """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""

@@ -97,7 +97,9 @@ class Commands:
             return  # the session is over
         # Cancelled is told here: a task that is cancelled before its first step runs nothing of its own.
         cancelled = RequestCancelled("the command was cancelled")
-        self._answer(_failed(request, cancelled) if task.cancelled() else task.result())
+        answer = _failed(request, cancelled) if task.cancelled() else task.result()
+        answer.session_id = request.session_id
+        self._answer(answer)
 
     async def _run(self, request: m.NodeCommandRequest) -> m.NodeCommandResponse:
         limit_s = min(request.timeout_ms / 1000 or DEFAULT_S, MAX_S)
@@ -205,4 +207,5 @@ def _failed(request: m.NodeCommandRequest, error: IopError) -> m.NodeCommandResp
         adapter=request.adapter,
         target=request.target,
         message=error.message.encode()[: limits.MAX_MESSAGE_BYTES],
+        session_id=request.session_id,
     )

@@ -113,6 +113,7 @@ def _check_command_address(p: Any) -> None:
     _need(p.command_id > 0, "command_id")
     for name in ("provider_id", "adapter", "target"):
         _need(len(getattr(p, name)) <= limits.MAX_NAME_CHARS, name)
+    _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
 
 
 def _check_command(p: Any) -> None:

@@ -402,6 +402,7 @@ class NodeCommandRequest:
     body: bytes = b""
     reason: HealthReason = HealthReason.UNSPECIFIED
     targets: list[str] = field(default_factory=list)
+    session_id: bytes = b""
 
 
 @dataclass(slots=True)
@@ -433,6 +434,7 @@ class NodeCommandResponse:
     transports: list[ProviderTransport] = field(default_factory=list)
     not_listed: list[str] = field(default_factory=list)
     not_an_api: bool = False
+    session_id: bytes = b""
 
 
 @dataclass(slots=True)

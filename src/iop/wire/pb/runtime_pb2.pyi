@@ -654,7 +654,7 @@ class CancelRequest(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., run_id: _Optional[str] = ..., reason: _Optional[_Union[CancelReason, str]] = ...) -> None: ...
 
 class NodeCommandRequest(_message.Message):
-    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument", "body", "reason", "targets")
+    __slots__ = ("command_id", "command", "provider_id", "adapter", "target", "timeout_ms", "cancel", "argument", "body", "reason", "targets", "session_id")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -666,6 +666,7 @@ class NodeCommandRequest(_message.Message):
     BODY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     command: NodeCommand
     provider_id: str
@@ -677,10 +678,11 @@ class NodeCommandRequest(_message.Message):
     body: bytes
     reason: HealthReason
     targets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ..., reason: _Optional[_Union[HealthReason, str]] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
+    session_id: bytes
+    def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ..., reason: _Optional[_Union[HealthReason, str]] = ..., targets: _Optional[_Iterable[str]] = ..., session_id: _Optional[bytes] = ...) -> None: ...
 
 class NodeCommandResponse(_message.Message):
-    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports", "not_listed", "not_an_api")
+    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports", "not_listed", "not_an_api", "session_id")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -694,6 +696,7 @@ class NodeCommandResponse(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     NOT_LISTED_FIELD_NUMBER: _ClassVar[int]
     NOT_AN_API_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     code: ErrorCode
     provider_id: str
@@ -707,7 +710,8 @@ class NodeCommandResponse(_message.Message):
     transports: _containers.RepeatedCompositeFieldContainer[ProviderTransport]
     not_listed: _containers.RepeatedScalarFieldContainer[str]
     not_an_api: bool
-    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ..., not_listed: _Optional[_Iterable[str]] = ..., not_an_api: _Optional[bool] = ...) -> None: ...
+    session_id: bytes
+    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ..., not_listed: _Optional[_Iterable[str]] = ..., not_an_api: _Optional[bool] = ..., session_id: _Optional[bytes] = ...) -> None: ...
 
 class ProviderTransport(_message.Message):
     __slots__ = ("provider_id", "slots_in_use", "slots", "connections", "engine_tells", "engine_running", "engine_waiting", "engine_counts_requests")
