@@ -32,12 +32,12 @@ def ollama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def server(call: Call) -> None:
     """What Ollama answers."""
-    if call.path == b"/api/show":
+    if call.path == b"/o/api/show":
         known = call.json == {"model": "a/b c"}
         call.respond(json.dumps({"details": {}} if known else {"error": "no"}).encode(), 200 if known else 404)
-    elif call.path == b"/api/tags":
+    elif call.path == b"/o/api/tags":
         call.respond(json.dumps(TAGS).encode())
-    elif call.path == b"/api/version":
+    elif call.path == b"/o/api/version":
         call.respond(b'{"version": "0.6.1"}')
     else:
         call.respond(b'{"models": []}')
@@ -92,7 +92,7 @@ def test_everything_else_is_refused(ollama: Stack, what: str) -> None:
             scene.provider.answer = server
             answer = await get(scene, path, *fields, method=method)
             assert (answer.status, answer.json["error"]["code"]) == (status, code)
-            assert not [call for call in scene.provider.calls if call.path in (b"/api/generate", b"/api/pull")]
+            assert not [call for call in scene.provider.calls if call.path in (b"/o/api/generate", b"/o/api/pull")]
 
     body()
 

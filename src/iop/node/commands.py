@@ -172,7 +172,7 @@ class Commands:
         if request.body and method == b"GET":
             raise InvalidArgument("this path takes no body")
         status, body = await provider.ask(
-            method, request.argument, request.body, max_bytes=limits.MAX_COMMAND_RESULT_BYTES
+            method, provider.beside(request.argument), request.body, max_bytes=limits.MAX_COMMAND_RESULT_BYTES
         )
         return m.NodeCommandResponse(
             request.command_id, provider_id=request.provider_id, adapter=request.adapter, result=body, status=status

@@ -141,7 +141,11 @@ class Provider:
     def engine_path(self) -> bytes:
         """Where its engine is asked what it is doing, from the root of the server; empty if it cannot be asked."""
         engine = self.adapter.engine
-        return _beside(self.origin.base_path) + engine.path if engine is not None else b""
+        return self.beside(engine.path) if engine is not None else b""
+
+    def beside(self, path: bytes) -> bytes:
+        """A path of the server's own API, from the root of the server: it stands beside ``/v1``."""
+        return _beside(self.origin.base_path) + path
 
     @property
     def rest_s(self) -> float:
