@@ -212,7 +212,7 @@ async def test_a_providers_own_answer_comes_before_how_others_failed(spare: Stac
         assert (await scene.outcome(said[0]["run_id"]))["status"] == 503
 
 
-@pytest.mark.req("API-8", "API-3")
+@pytest.mark.req("API-8")
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 500, 501, 504])
 def test_a_status_that_ends_a_request_ends_a_run(spare: Stack, status: int) -> None:
     @async_test()
