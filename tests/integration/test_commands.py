@@ -154,7 +154,7 @@ async def test_the_session_id_of_a_command_comes_back_with_each_answer() -> None
             assert told[-1].session_id == session_id
 
 
-@pytest.mark.req("EXEC-8")
+@pytest.mark.req("EXEC-8", "EXEC-10")
 @async_test()
 async def test_anything_else_is_unsupported() -> None:
     async with world(("n1-p", "vllm"), answer=engine) as w:
