@@ -28,7 +28,7 @@ from iop.edge.recovery import (
     Recovery,
     decide,
 )
-from iop.edge.trace import MAX_CANDIDATES, MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence, told_of
+from iop.edge.trace import MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -498,7 +498,7 @@ class Dispatched(ABC):
         if lease is not None and self._leased:
             self._leased = False
             self.released = cause = cause or ReleaseCause.TERMINAL
-            actions = d.pool.release(lease, cause, d.now, lingering=lingering)
+            actions = d.pool.release(lease, cause, d.runtime.loop.time(), lingering=lingering)
         if self._recovery is not None and self._recovery.readmissions:
             self._count_recovery()
         self._over()
@@ -517,33 +517,34 @@ class Dispatched(ABC):
     def _ask(self, ticket: Ticket, now: float) -> Lease | None:
         """Submit ``ticket``, and keep how its candidates stood. Raises what the pool refuses with."""
         d = self._dispatcher
-        standings = d.pool.explain(ticket, MAX_CANDIDATES)
         try:
             lease = d.pool.submit(ticket, now)
         except IopError as exc:
-            self._note("refused", code=exc.code, **told_of(standings))
+            self._note("refused", code=exc.code, **candidates(d.pool, ticket))
             raise
-        if lease is None:
-            self._move(WAITING)
-            self._note("waiting", **told_of(standings))
-            d.watch_queue()
+        if ticket.stood is not None:
+            self.at_once = now, ticket.stood
         else:
-            self.at_once = now, standings
+            self._move(WAITING)
+            self._note("waiting", **candidates(d.pool, ticket))
+            d.watch_queue()
         return lease
 
-    @property
     def clocks(self) -> Clocks:
         """The bounds of this request's time."""
         return self.timeout_s, self._dispatcher.pool.queue.limits.timeout_s, self.settings
 
     def _keep(self, outcome: RequestOutcome, accepted_at: float) -> None:
         """Leave a record behind, at the end."""
-        notes = self.notes
-        keep = self._dispatcher.trace.straight if notes is None else self._dispatcher.trace.noted
-        keep(
-            (outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.clocks,
-             self.at_once, notes)
+        notes, trace = self.notes, self._dispatcher.trace
+        row = (
+            outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.clocks(),
+            self.at_once, notes,
         )  # fmt: skip
+        if notes is None:
+            trace.straight(row)
+        else:
+            trace.noted(row)
 
     def _note(self, what: str, **said: object) -> None:
         """Ids, codes, counts and times; nothing of what was asked or answered."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iop.observability.logs import RequestOutcome
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.pool.pool import Pool
-from iop.pool.snapshot import Standing
+from iop.pool.standings import SHOWN, Standing, Standings, Stood, spelled_out
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
@@ -34,24 +34,20 @@ __all__ = [
     "evidence",
     "live",
     "page",
-    "told_of",
 ]
 
 KEPT = 1000  # on the straight path: less than a kilobyte each
 KEPT_NOTED = 500  # of the others
 KEPT_NOTES = 3000  # of all these: about 300 bytes each
 MAX_NOTES = 50  # of one request; it cannot be sent often enough for more to tell anything
-MAX_CANDIDATES = 8  # in one note
+MAX_CANDIDATES = SHOWN  # in one note
 
 #: (when, in the loop's time; what happened; more about it, plain data)
 Note = tuple[float, str, dict[str, Any]]
 
 
-#: As :meth:`Pool.explain` answers: the preferred candidates, and how many there are.
-Standings = tuple[list[tuple[str, str, int, str, int, int]], int]
-
 #: When a request was granted a slot without a wait, and how its candidates stood then.
-AtOnce = tuple[float, Standings]
+AtOnce = tuple[float, Stood]
 
 #: The bounds of a request's time: of all of it, in the queue, and what its provider was last given (None: nobody yet).
 Clocks = tuple[float, float, "ProviderSettings | None"]
@@ -153,10 +149,10 @@ def evidence(failure: m.ExecutionFailure) -> dict[str, Any]:
 
 def candidates(pool: Pool, ticket: Ticket) -> dict[str, Any]:
     """What a note says of the candidates at its time."""
-    return told_of(pool.explain(ticket, MAX_CANDIDATES))
+    return _told_of(pool.explain(ticket, MAX_CANDIDATES))
 
 
-def told_of(standings: Standings) -> dict[str, Any]:
+def _told_of(standings: Standings) -> dict[str, Any]:
     """The same of candidates as they stood before."""
     found, total = standings
     said: dict[str, Any] = {"candidates": found}
@@ -221,7 +217,7 @@ def live(request: Dispatched, now: float) -> dict[str, Any]:
         "model": outline.model,
         "attempts": outline.attempts,
         "total_ms": round((now - since) * 1000, 1),
-        "clocks": _clocks(request.clocks),
+        "clocks": _clocks(request.clocks()),
         "events": [*_granted(request, since), *_steps(request, since, outline)],
     }
 
@@ -230,8 +226,8 @@ def _granted(of: Record | Dispatched, since: float) -> list[dict[str, Any]]:
     """The first step of a request that did not wait."""
     if of.at_once is None:
         return []
-    at, standings = of.at_once
-    return [_step((at - since) * 1000, "granted", told_of(standings))]
+    at, stood = of.at_once
+    return [_step((at - since) * 1000, "granted", _told_of(spelled_out(stood)))]
 
 
 def _steps(of: Record | Dispatched, since: float, told: RequestOutcome | Outline) -> list[dict[str, Any]]:

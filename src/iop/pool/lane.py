@@ -27,13 +27,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from iop.pool.fair import Entry as Turn
 from iop.pool.fair import Share
 from iop.pool.lease import Ticket
 from iop.pool.resource import Resource
 from iop.pool.specs import Candidate, GroupSpec
+
+if TYPE_CHECKING:
+    from iop.pool.standings import Picture
 
 __all__ = ["Group", "Kind", "Lane", "Line", "Seat"]
 
@@ -111,6 +114,7 @@ class Seat:
             if until:
                 self.lane.rests(self)
         self.usable = not self.lowered and not until
+        self.lane.picture = None
 
     @property
     def open(self) -> bool:
@@ -179,15 +183,17 @@ class Line:
 
 class Lane:
     """One size class of one group. ``open`` and ``awake`` count the seats that are so, ``kinds`` has the lines by kind
-    and principal."""
+    and principal. ``long``: its requests are long at some provider. ``picture`` is :mod:`iop.pool.standings`', None
+    when it has to be made anew."""
 
-    __slots__ = ("_at", "_due", "_heap", "_rests", "awake", "group", "kinds", "open", "seats")
+    __slots__ = ("_at", "_due", "_heap", "_rests", "awake", "group", "kinds", "long", "open", "picture", "seats")
 
     def __init__(self, group: Group, resources: list[tuple[Candidate, Resource]], tokens: int) -> None:
         self.group = group
         self.kinds: dict[Kind, dict[str, Line]] = {}
         self.seats: list[Seat] = []
         self.open = self.awake = 0
+        self.picture: Picture | None = None
         self._at: dict[str, list[Seat]] = {}  # the seats, by provider
         self._heap: list[Entry] = []
         self._rests: list[tuple[float, int, Seat]] = []  # heap of when seats wake; superseded entries stay in it
@@ -201,6 +207,7 @@ class Lane:
             self.open += seat.open
             self.awake += seat.awake
             self.offer(seat)
+        self.long = any(seat.long for seat in self.seats)
 
     # ---- lines
 

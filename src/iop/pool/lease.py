@@ -28,6 +28,7 @@ from iop.pool.registry import LossOutcome, ReadyOutcome
 if TYPE_CHECKING:
     from iop.pool.fair import Flow
     from iop.pool.lane import Line
+    from iop.pool.standings import Stood
 
 __all__ = [
     "NO_ACTIONS",
@@ -119,19 +120,20 @@ class Ticket:
         "refused",
         "request_id",
         "since_at",
+        "stood",
         "tried",
         "waited_s",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - keywords cost a request as much as all the rest of this
         self,
         request_id: str,
         principal: str,
         group_id: str,
         estimated_tokens: int = 0,
         owner: Any = None,
-        *,
         weight: float = 1,
+        *,
         avoid_provider_id: str | None = None,
         allow_avoided_fallback: bool = False,
     ) -> None:
@@ -140,7 +142,7 @@ class Ticket:
         self.group_id = group_id
         self.estimated_tokens = estimated_tokens
         self.owner = owner
-        self.cost = 1 / weight
+        self.cost = 1.0 / weight
         self.avoid_provider_id = avoid_provider_id
         self.allow_avoided_fallback = allow_avoided_fallback
         self.tried: frozenset[str] = _NOBODY
@@ -152,6 +154,7 @@ class Ticket:
         self.since_at = 0.0  # start of the present wait
         self.deadline_at = 0.0  # end of the present wait (POOL-6)
         self.waited_s = 0.0
+        self.stood: Stood | None = None  # how the candidates stood, if it was granted a slot when it was submitted
 
     @property
     def waiting(self) -> bool:

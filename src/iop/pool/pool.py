@@ -53,8 +53,9 @@ from iop.pool.lease import (
 from iop.pool.queue import Queue
 from iop.pool.registry import Claim, LossOutcome, OwnerAlive, ReadyOutcome, Registry
 from iop.pool.resource import Resource
-from iop.pool.snapshot import PoolSnapshot, standings, take_snapshot
+from iop.pool.snapshot import PoolSnapshot, take_snapshot
 from iop.pool.specs import GroupSpec, ProviderSpec, QueueLimits
+from iop.pool.standings import Standings, picture_of, standings, stood
 from iop.pool.stats import Stats
 
 __all__ = ["MAX_REST_S", "Pool"]
@@ -321,7 +322,8 @@ class Pool:
         """Admit a new request: its lease, or None if it waits now and a later action decides.
 
         Raises ModelNotFound, Unavailable (no candidate, POOL-4), QueueFull (POOL-6), ShuttingDown; the ticket is then
-        in no queue. A ticket is submitted once in its life (InvalidArgument); see :meth:`readmit`.
+        in no queue. A ticket is submitted once in its life (InvalidArgument); see :meth:`readmit`. One that gets a
+        lease has ``stood`` then.
         """
         if ticket.place:
             raise InvalidArgument("a ticket is submitted once")
@@ -335,6 +337,7 @@ class Pool:
             raise self._counted(error)
         self._places = ticket.place = self._places + 1
         if seat is not None:
+            ticket.stood = stood(lane)
             return self._grant(ticket, seat)
         ticket.deadline_at = now + self.queue.limits.timeout_s
         self.queue.join(ticket, lane, now)
@@ -502,11 +505,11 @@ class Pool:
             found.update((ticket, bisect_left(places, ticket.place) + 1) for ticket in some)
         return found
 
-    def explain(self, ticket: Ticket, most: int) -> tuple[list[tuple[str, str, int, str, int, int]], int]:
+    def explain(self, ticket: Ticket, most: int) -> Standings:
         """What speaks for and against the candidates of ``ticket`` now (OBS-7): of the ``most`` that are preferred the
-        fields of a :class:`~iop.pool.snapshot.Standing`, and how many there are. No choice needs it."""
+        fields of a :class:`~iop.pool.standings.Standing`, and how many there are. No choice needs it."""
         group = self._routes.get(ticket.group_id)
-        return ([], 0) if group is None else (standings(group, ticket, most), group.size)
+        return ([], 0) if group is None else standings(group, ticket, most)
 
     # ---- the parts
 
@@ -694,4 +697,5 @@ class Pool:
             assert group.waiting == sum(line.live for lane in group.lanes() for line in lane.lines())
             for lane in group.lanes():
                 lane.validate()
+                assert lane.picture is None or lane.picture == picture_of(lane), "a picture is out of date"
         assert self.queue.waiting == sum(group.waiting for group in self._groups.values())

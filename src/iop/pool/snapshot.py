@@ -7,10 +7,9 @@ Configured nodes and providers never vanish: a node that is not ready shows ``co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from iop.pool.lane import Group
-from iop.pool.lease import Ticket
 from iop.pool.registry import Registry
 from iop.pool.resource import Resource
 
@@ -20,8 +19,6 @@ __all__ = [
     "NodeStatus",
     "PoolSnapshot",
     "ProviderStatus",
-    "Standing",
-    "standings",
     "take_snapshot",
 ]
 
@@ -72,58 +69,6 @@ class PoolSnapshot(TypedDict):
     waiting: int
     nodes: list[NodeStatus]
     models: list[ModelStatus]
-
-
-class Standing(NamedTuple):
-    """What speaks against one candidate for one request (OBS-7). ``standing``: open, or why not: avoided, disabled,
-    drained, draining, full, long_full, lowered, missing, no_long_slots, offline, pending, refused, removed, resting."""
-
-    node: str
-    provider: str
-    priority: int
-    standing: str
-    in_use: int
-    capacity: int
-
-
-def standings(group: Group, ticket: Ticket, most: int) -> list[tuple[str, str, int, str, int, int]]:
-    """The first candidates of ``ticket``'s group as they stand now, in the order of preference: the fields of
-    :class:`Standing`. Changes nothing. Requests that wait are noted with it, so it is kept quick."""
-    tokens = ticket.estimated_tokens
-    avoided = None if ticket.allow_avoided_fallback else ticket.avoid_provider_id
-    found = []
-    for candidate, r in group.candidates(most):
-        threshold = r.long_threshold_tokens
-        long = threshold is not None and tokens >= threshold
-        odd = r.rests or r.lowered_targets or ticket.refused
-        if not r.open or r.awaited or long or odd or avoided == r.provider_id:
-            refused = not ticket.refused.isdisjoint({(r.provider_id, candidate.target), (r.provider_id, None)})
-            standing = _standing(r, candidate.target, long, avoided == r.provider_id, refused)
-        else:
-            standing = "full" if r.busy >= r.capacity else "open"
-        found.append((r.node_id, r.provider_id, candidate.priority, standing, r.busy, r.capacity))
-    return found
-
-
-def _standing(r: Resource, target: str, long: bool, avoided: bool, refused: bool) -> str:
-    """The first that holds; those that last longest come first."""
-    reasons = (
-        (not r.enabled, "disabled"),
-        (r.generation == 0, "offline"),
-        (r.removed, "removed"),
-        (r.draining, "draining"),
-        (r.drained, "drained"),
-        (r.lowered or target in r.lowered_targets, "lowered"),
-        (r.missing and not r.awaited, "missing"),
-        (refused, "refused"),
-        (avoided, "avoided"),
-        (r.awaited, "pending"),
-        (target in r.rests, "resting"),
-        (long and r.long_capacity <= 0, "no_long_slots"),
-        (r.busy >= r.capacity, "full"),
-        (long and r.long_busy >= r.long_capacity, "long_full"),
-    )
-    return next((name for holds, name in reasons if holds), "open")
 
 
 def take_snapshot(

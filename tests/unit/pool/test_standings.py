@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from iop.pool import Ticket
-from iop.pool.snapshot import Standing
+from iop.pool.standings import SHOWN, Standing, spelled_out
 from tests.unit.pool.pool_world import PoolWorld, group, provider
 
 LONG = {"long_threshold_tokens": 100, "long_capacity": 1}
@@ -75,6 +75,43 @@ def test_who_is_avoided_is_said_unless_it_is_the_last_resort() -> None:
     assert w.pool.has_candidate(strict)
     lenient = w.ticket(avoid_provider_id="a", allow_avoided_fallback=True)
     assert [s.standing for s in told(w, lenient)] == ["open", "open"]
+
+
+@pytest.mark.req("OBS-7")
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_grant_keeps_how_the_candidates_stood_before_it(reason: str, tokens: int) -> None:
+    w = world(long_threshold_tokens=100, long_capacity=1)
+    w.release(w.lease(tokens=tokens))
+    REASONS[reason](w)
+    if tokens == 200:
+        w.lease(tokens=200)  # which leaves no long slot where one is open
+    ticket = w.ticket(tokens=tokens)
+    before = w.pool.explain(ticket, SHOWN)
+    assert w.pool.submit(ticket, w.now) is not None
+    w.lose("n1")
+    assert ticket.stood is not None
+    assert spelled_out(ticket.stood) == before
+
+
+@pytest.mark.req("OBS-7")
+def test_what_is_kept_of_many_candidates_is_bounded() -> None:
+    providers = [provider(f"p{i}", "n1") for i in range(2 * SHOWN)]
+    w = PoolWorld(providers, [group("g", *providers)])
+    ticket = w.ticket()
+    before = w.pool.explain(ticket, SHOWN)
+    assert w.pool.submit(ticket, w.now) is not None
+    assert ticket.stood is not None
+    assert spelled_out(ticket.stood) == before
+    assert (len(before[0]), before[1]) == (SHOWN, 2 * SHOWN)
+
+
+@pytest.mark.req("OBS-7")
+def test_a_request_that_waits_keeps_nothing_of_a_grant() -> None:
+    p = provider("a", "n1", capacity=1)
+    w = PoolWorld([p], [group("g", p)])
+    w.lease()
+    assert w.wait().stood is None
 
 
 @pytest.mark.req("OBS-7")
