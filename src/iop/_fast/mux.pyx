@@ -2,8 +2,8 @@
 """One link's framing, stream table, send lanes and credit, for either end (WIRE-1, WIRE-4, WIRE-5, WIRE-6, WIRE-9).
 
 Bytes come in by ``feed`` and leave through the transport that was attached; there is no socket, loop or clock in here.
-Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``: 64 such cold
-messages a poll round, behind which the link is not read until the next round (WIRE-10).
+Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``: at most 64 such
+cold messages a poll round, behind which the link is not read until the next round (WIRE-10).
 
 Sending. While the link keeps up, frames are appended to one buffer in the order they come and leave once per poll
 round. When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes
@@ -40,6 +40,9 @@ cdef Py_ssize_t BODY_MAX = 65536         # of one data frame
 cdef Py_ssize_t HOLD_STEP = 65536        # what is allocated at most for a frame before its bytes are there
 cdef long long CREDIT_MAX = 1 << 31
 cdef int COLD_MAX = 64                   # messages of one link a round that are not plain hot ones (WIRE-10)
+# The end of a round is awaited from here on only: a callback for each request would cost more than its message. What
+# came in rounds before counts until then, so a round handles at least half of COLD_MAX and never more than all.
+cdef int COLD_WATCHED = COLD_MAX // 2
 
 
 # By payload, the kinds of frames of an open stream that its end or its credit bounds, as bits: they are no flood.
@@ -344,7 +347,7 @@ cdef class Mux(Flushable):
             self.hub.release()
 
     def next_round(self):
-        """The loop has been to its other sockets since a cold message came: what waited is looked at."""
+        """The loop has been to its other sockets since the last cold message came: what waited is looked at."""
         cdef bytes data = self.backlog
         self.cold_now = 0
         if data is None or self.closed:
@@ -424,7 +427,7 @@ cdef class Mux(Flushable):
             return self.dispatch(&f, None)
         self.cold_frames += 1
         self.cold_now += 1
-        if self.cold_now == 1:
+        if self.cold_now == COLD_WATCHED:
             self.hub.call_soon(self.round_over)
         self.on_message(PyBytes_FromStringAndSize(p, n))
         self.frames_in += 1  # counted once it proved valid: the heartbeat looks at this
