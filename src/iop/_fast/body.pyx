@@ -462,17 +462,34 @@ cdef inline bint _all(bytes text, unsigned char mask) noexcept:
 
 
 def filter_headers(list headers, frozenset drop, tuple drop_prefixes):
-    cdef list parts = []
-    cdef bytes name, value
-    for name, value in headers:
+    cdef list kept = []
+    cdef bytes name, value, out
+    cdef Py_ssize_t size = 0, n
+    cdef char* p
+    for field in headers:
+        name, value = field
         if name in drop or _has_prefix(name, drop_prefixes):
             continue
         if not name or not _all(name, IS_TOKEN):
             raise HeadError("field_name")
         if not _all(value, IS_TEXT):
             raise HeadError("field_value")
-        parts.append(name)
-        parts.append(b": ")
-        parts.append(value)
-        parts.append(b"\r\n")
-    return b"".join(parts)
+        size += PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(value) + 4
+        kept.append(field)
+    if not kept:
+        return b""
+    # Bound: `size` is the sum of what is written below, from the same objects.
+    out = PyBytes_FromStringAndSize(NULL, size)
+    p = PyBytes_AS_STRING(out)
+    for name, value in kept:
+        n = PyBytes_GET_SIZE(name)
+        memcpy(p, PyBytes_AS_STRING(name), n)
+        p[n] = c":"
+        p[n + 1] = c" "
+        p += n + 2
+        n = PyBytes_GET_SIZE(value)
+        memcpy(p, PyBytes_AS_STRING(value), n)
+        p[n] = c"\r"
+        p[n + 1] = c"\n"
+        p += n + 2
+    return out

@@ -96,10 +96,8 @@ class Dispatcher:
             return window
         return min(window, limits.SMALL_WINDOW_BYTES)
 
-    def possible(self, usage: Tokens | None) -> Tokens | None:
+    def possible(self, usage: Tokens) -> Tokens:
         """What a node reported, without counts that cannot be: these are dropped, and counted (WIRE-10)."""
-        if usage is None:
-            return None
         a, b, c, d = usage
         if (a or 0) <= _MOST and (b or 0) <= _MOST and (c or 0) <= _MOST and (d or 0) <= _MOST:
             return usage

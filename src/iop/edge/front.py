@@ -166,7 +166,7 @@ class Front:
                 permit.reserve(intake.estimated_tokens, d.runtime.loop.time())
         except IopError as exc:
             return self.fail(ex, exc)
-        request = ClientRequest(d, ex, endpoint, key.principal, intake, permit=permit)
+        request = ClientRequest(d, ex, endpoint, key.principal, intake, permit)
         ex.context = request
         request.start(model.group_id, model.request_timeout_s, key.weight)
         return None

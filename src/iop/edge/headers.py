@@ -64,12 +64,11 @@ def to_provider(head: RequestHead, *, form: bool, streaming: bool) -> bytes:
     if head.hop_by_hop is not HOP_BY_HOP:
         drop |= head.hop_by_hop
     block = filter_headers(head.fields.items, drop, _TO_PROVIDER_PREFIXES)
-    if not form:
-        block += b"content-type: application/json\r\n"
-    if streaming:
-        return block + b"accept-encoding: identity\r\n"
-    accepted = head.fields.first.get(b"accept-encoding")
-    return block if accepted is None else b"%baccept-encoding: %b\r\n" % (block, accepted)
+    kind = b"" if form else b"content-type: application/json\r\n"
+    accepted = b"identity" if streaming else head.fields.first.get(b"accept-encoding")
+    if accepted is None:
+        return block + kind
+    return b"".join((block, kind, b"accept-encoding: ", accepted, b"\r\n"))
 
 
 class ProviderAnswer(NamedTuple):

@@ -134,16 +134,21 @@ class Intake:
         self.streaming = False
         self.ordinary = False  # sending it twice does nothing twice, as far as the body tells
         self.estimated_tokens = 0
-        first = head.fields.first
-        if b"content-type" in head.fields.repeated:
-            raise InvalidRequest("the request has more than one content-type")
-        self._ascii_only = _ascii_only(first.get(b"content-type", b""))
+        fields = head.fields
+        first = fields.first
+        kind = first.get(b"content-type")
+        if kind == b"application/json" and not fields.repeated:  # as most requests: nothing else to look at
+            self._ascii_only = False
+        else:
+            if b"content-type" in fields.repeated:
+                raise InvalidRequest("the request has more than one content-type")
+            self._ascii_only = kind is not None and _ascii_only(kind)
         own_id = first.get(b"x-request-id")
         self.client_request_id = own_id[:CLIENT_ID_CHARS].decode("latin-1") if own_id is not None else ""
         coding = first.get(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
             wbits = _CODINGS.get(coding.lower())
-            if wbits is None or b"content-encoding" in head.fields.repeated:
+            if wbits is None or b"content-encoding" in fields.repeated:
                 raise UnsupportedMediaType
             self._inflater = zlib.decompressobj(wbits)
         self._stepped = form is not None or self._inflater is not None

@@ -70,14 +70,13 @@ class ClientRequest(Answered):
         "principal",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - a keyword costs more than all that is done here
         self,
         dispatcher: Dispatcher,
         ex: Exchange,
         endpoint: Endpoint,
         principal: str,
         intake: Intake,
-        *,
         permit: Permit | None = None,
     ) -> None:
         Answered.__init__(self, dispatcher, ex, endpoint, permit)
@@ -97,9 +96,9 @@ class ClientRequest(Answered):
         self.group_id = group_id
         self.timeout_s = timeout_s
         self.body_bytes = intake.received_bytes
-        now = d.now
+        now = d.runtime.loop.time()
         self._timer = d.wheel.arm(max(0.0, timeout_s - (now - self._ex.accepted_at)), self._deadline)
-        self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self, weight=weight)
+        self.ticket = Ticket(self.request_id, self.principal, group_id, intake.estimated_tokens, self, weight)
         d.live.add(self)
         if intake.streaming:
             self._start_beating()
@@ -142,11 +141,12 @@ class ClientRequest(Answered):
                 to_provider(head, form=intake.is_form, streaming=intake.streaming),
                 b"".join(pieces) if inline else b"",
                 total,
-                body_follows=not inline,
-                dialect=endpoint.dialect,
-                first_response_timeout_ms=provider.first_response_timeout_ms,
-                streaming=intake.streaming,
-                fresh_connection=self.body_bytes > d.recovery.max_body_bytes
+                b"",
+                not inline,
+                endpoint.dialect,
+                provider.first_response_timeout_ms,
+                intake.streaming,
+                self.body_bytes > d.recovery.max_body_bytes  # on a connection of its own
                 or (
                     not (intake.ordinary and endpoint.computes and not provider.stores_responses)
                     and self._side_effects()
@@ -226,7 +226,7 @@ class ClientRequest(Answered):
 
     def on_terminal(self, kind: int, usage: Tokens | None, failure: Any) -> None:
         """The node's last word on this attempt."""
-        self._usage = self._dispatcher.possible(usage)
+        self._usage = usage if usage is None else self._dispatcher.possible(usage)
         if kind == _END:
             self._completed()
         else:

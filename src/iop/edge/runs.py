@@ -267,7 +267,7 @@ class EdgeRun(Dispatched):
             self._start_told = True
         elif self.state is SENT:
             self._shown(len(event.text))
-        if kind == m.RunEventKind.USAGE:
+        if kind == m.RunEventKind.USAGE and event.usage is not None:
             self._usage = event.usage = self._dispatcher.possible(event.usage)
         self.body_bytes_out += len(event.text)
         if not self._ended:

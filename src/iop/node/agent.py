@@ -315,18 +315,20 @@ class Agent:
 
     def finished(self, call: ProviderCall, error: IopError | None, *, owed: bool) -> None:
         """A provider's call has really ended."""
-        stream_id = call.stream.stream_id
+        stream_id, provider_id = call.stream.stream_id, call.slot.provider_id
         self.calls.pop(stream_id, None)
         code = error.code if error is not None else None
         counter = self.metrics.tunnels if call.kind == "tunnel" else self.metrics.runs
-        counter[code or "ok", self._known(call.slot.provider_id)].value += 1
+        counter[code or "ok", self._known(provider_id)].value += 1
         status: Status = "complete" if code is None else "cancelled" if code == RequestCancelled.code else "error"
         self.runs.ended(self._rows.pop(stream_id, None), status, code)
         if owed:
-            self.backends.call_closed(call.slot.provider_id, stream_id)
+            self.backends.call_closed(provider_id, stream_id)
+        if code is None:
+            return
         if code == NodeExhausted.code:
             self._log_exhausted()
-        if code is not None and call.dropped_bytes:
+        if call.dropped_bytes:
             self.metrics.late_bytes[call.kind].value += call.dropped_bytes
         if code in _GONE:
             self.health.lost(call.provider, call.target)

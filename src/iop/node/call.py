@@ -225,13 +225,9 @@ class ProviderCall(ABC):
         self._move(BODY)
         self._head = head
         self._pieces = []
-        connection = self._connection
-        self._sent_whole = (
-            (not has_body or 200 <= head.status < 300)
-            and self._unsent_bytes == 0
-            and connection is not None
-            and connection.unsent_bytes == 0
-        )
+        if not has_body or 200 <= head.status < 300:
+            connection = self._connection
+            self._sent_whole = self._unsent_bytes == 0 and connection is not None and not connection.has_unsent()
 
     def _redirected(self, head: ResponseHead) -> None:
         """The provider tells to ask elsewhere, where nobody goes (TUN-9)."""

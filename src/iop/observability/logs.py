@@ -45,7 +45,8 @@ NO_TIME_MS = 0.0
 
 def milliseconds(seconds: float) -> float:
     """Seconds as a field of a line: milliseconds with one decimal."""
-    return int(seconds * 10_000) / 10 or NO_TIME_MS
+    # In floats alone, and nothing for most waits: through int it would take three times as long.
+    return seconds * 10_000.0 // 1.0 / 10.0 or NO_TIME_MS if seconds else NO_TIME_MS
 
 
 class RequestOutcome(msgspec.Struct, tag_field="event", tag="request", omit_defaults=True, gc=False):

@@ -64,7 +64,6 @@ def test_counts_that_cannot_be_are_dropped_and_counted() -> None:
     dispatcher = Dispatcher(runtime, PoolWorld([P], [group("g", P)]).pool, metrics, cast("Any", sink))
     most = 10_000_000
     for told, kept in (
-        (None, None),
         ((1, None, most, 0), (1, None, most, 0)),
         ((most + 1, 7, None, None), (None, 7, None, None)),
         ((2**64 - 1, 2**64 - 1, 2**63, 3), (None, None, None, 3)),

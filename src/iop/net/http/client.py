@@ -193,11 +193,10 @@ class Connection(ProviderSocket, asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of the request that the kernel has not taken yet."""
+    def has_unsent(self) -> bool:
+        """Whether the kernel has yet to take some of the request."""
         transport = self._transport
-        return self.writer.pending_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+        return self.writer.pending_bytes > 0 or (transport is not None and transport.get_write_buffer_size() > 0)
 
     @property
     def written(self) -> bool:

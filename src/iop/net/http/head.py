@@ -82,7 +82,8 @@ class RequestHead:
 class ResponseHead:
     """One response head; read-only, since equal heads may be one object. ``framing`` says how the body that follows is
     delimited, ``end_to_end`` is the field lines that go on past this hop, ``media_type`` the content-type without
-    parameters, in lower case, and empty for a body in a content-coding that is not identity."""
+    parameters, in lower case, and empty for a body in a content-coding that is not identity. ``redirects`` says that it
+    tells to ask elsewhere; 304 does not."""
 
     __slots__ = (
         "content_length",
@@ -92,6 +93,7 @@ class ResponseHead:
         "hop_by_hop",
         "keep_alive",
         "media_type",
+        "redirects",
         "status",
     )
 
@@ -100,14 +102,10 @@ class ResponseHead:
     hop_by_hop: frozenset[bytes]
     end_to_end: bytes
     media_type: bytes
+    redirects: bool
     keep_alive: bool
     framing: int
     content_length: int
-
-    @property
-    def redirects(self) -> bool:
-        """Whether it tells to ask elsewhere. 304 is no such answer."""
-        return 300 <= self.status < 400 and self.status != 304
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a field, or None."""
@@ -277,6 +275,7 @@ def parse_response(head: bytes, head_request: bool = False) -> ResponseHead:
     response.status = status = parser.get_status_code()
     if not 100 <= status <= 599 or status == 101:
         raise HeadError("the response status is outside 100 to 599, or switches protocols")
+    response.redirects = 300 <= status < 400 and status != 304
     response.fields = fields
     http10 = version == b"HTTP/1.0 "
     response.keep_alive, response.hop_by_hop = _end_of_hop(_connection(fields), http10)
