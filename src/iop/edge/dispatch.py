@@ -88,7 +88,6 @@ class Dispatcher:
         """The loop's time, to the millisecond: what waits is measured by it."""
         return self.runtime.loop.time()
 
-    @property
     def answer_window_bytes(self) -> int:
         """The credit that a new stream's answer begins with: less while clients leave much in memory (WIRE-5)."""
         window = self.window_bytes

@@ -223,7 +223,6 @@ class Intake:
             return False
         return not any(kind.startswith(_HOSTED_TOOLS) for kind in s.tool_types)
 
-    @property
     def is_form(self) -> bool:
         """Whether the body is a multipart form."""
         return self._form is not None

@@ -121,7 +121,7 @@ class ClientRequest(Answered):
         pieces, total = intake.body_for(lease.target)
         provider = self.settings = d.providers[lease.provider_id]
         stream = self.stream = ClientStream(ex.writer, self)
-        window = d.answer_window_bytes
+        window = d.answer_window_bytes()
         inline = total <= limits.INLINE_BODY_BYTES
         session.mux.open(stream, window, session.request_window_bytes)
         frame = codec.encode(
@@ -138,7 +138,7 @@ class ClientRequest(Answered):
                 head.method,
                 endpoint.provider_path,
                 head.query,
-                to_provider(head, form=intake.is_form, streaming=intake.streaming),
+                to_provider(head, form=intake.is_form(), streaming=intake.streaming),
                 b"".join(pieces) if inline else b"",
                 total,
                 b"",

@@ -208,7 +208,7 @@ class EdgeRun(Dispatched):
         stream = self.stream = RunSink(self)
         if self._listener.writer is not None:
             stream.feeds(self._listener.writer)
-        window = d.answer_window_bytes
+        window = d.answer_window_bytes()
         session.mux.open(stream, window, session.request_window_bytes)
         inline = len(spec.given) <= limits.INLINE_BODY_BYTES
         request = m.RunRequest(

@@ -65,7 +65,9 @@ def stood(lane: Lane) -> Stood:
     if picture is None:
         picture = lane.picture = picture_of(lane)
     resources, told = picture
-    in_use = [r.busy for r in resources]
+    in_use = []
+    for r in resources:  # a comprehension is a call, which costs more than the few turns of this loop
+        in_use.append(r.busy)
     if lane.long:
         in_use += [r.long_busy for r in resources]
     return told, in_use

@@ -308,17 +308,17 @@ class HttpConnection(asyncio.Protocol):
         if self.state is not BODY:
             self._discard_more(used, decoder, lost=lost)
             return used
-        self._pieces = iter(pieces)
-        self._hand_over()
+        self._hand_over(iter(pieces))
         return used
 
-    def _hand_over(self) -> None:
-        """Gives pieces to the app until one takes more than this turn; behind the last one the request may be whole."""
+    def _hand_over(self, pieces: Iterator[bytes]) -> None:
+        """Gives pieces to the app until one takes more than this turn, and keeps the others; behind the last one the
+        request may be whole."""
         exchange, decoder, server = self._exchange, self._decoder, self.server
         assert exchange is not None
         assert decoder is not None
         stats, most = server.stats, server.limits.max_buffered_body_bytes
-        for piece in self._pieces:
+        for piece in pieces:
             total = stats.buffered_body_bytes + len(piece)
             if exchange.principal or total > most:
                 try:
@@ -330,7 +330,10 @@ class HttpConnection(asyncio.Protocol):
                 exchange.buffered_bytes += len(piece)
                 stats.buffered_body_bytes = total
             server.app.body_piece(exchange, piece)
-            if exchange.done or self._step is not None:
+            if exchange.done:
+                return
+            if self._step is not None:
+                self._pieces = pieces
                 return
         if decoder.done:
             self._complete(exchange)
@@ -347,10 +350,9 @@ class HttpConnection(asyncio.Protocol):
         if exchange is not None and step():
             return True
         self._step = None
-        if exchange is None or exchange.done:  # the client left, or has its answer
-            self._pieces = iter(())
-        else:
-            self._hand_over()
+        pieces, self._pieces = self._pieces, iter(())
+        if exchange is not None and not exchange.done:  # else the client left, or has its answer
+            self._hand_over(pieces)
         if self._step is None:
             if self._waiting:
                 self._resume()
