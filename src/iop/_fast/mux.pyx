@@ -2,8 +2,8 @@
 """One link's framing, stream table, send lanes and credit, for either end (WIRE-1, WIRE-4, WIRE-5, WIRE-6, WIRE-9).
 
 Bytes come in by ``feed`` and leave through the transport that was attached; there is no socket, loop or clock in here.
-Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``: at most 64 such
-cold messages a poll round, behind which the link is not read until the next round (WIRE-10).
+Hot frames go straight to their stream. Everything else is handed, whole and in order, to ``on_message``: at most 64
+such cold messages a poll round, behind which the link is not read until the next round (WIRE-10).
 
 Sending. While the link keeps up, frames are appended to one buffer in the order they come and leave once per poll
 round. When 128 KiB wait for the kernel the link is *congested*: then each stream queues in its own lane, and the lanes
