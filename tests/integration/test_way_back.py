@@ -203,10 +203,17 @@ async def test_failing_a_server_whose_errors_are_over_is_asked_again_whatever_it
 @async_test()
 async def test_not_listed_a_target_goes_and_comes_with_the_list_and_its_neighbour_stays(site: Site) -> None:
     async with site.stack.scene() as scene:
-        server = Server(scene)
-        server.asked["/v1/models"] = lists("here", "there")
+        server, seen = Server(scene), asyncio.Event()
+
+        def whole_list(call: Call) -> None:
+            lists("here", "there")(call)
+            seen.set()
+
+        server.asked["/v1/models"] = whole_list
         server.chat = Call.reset  # a loss makes the node look, and it sees the list
         assert (await ask(scene, "there")).status == 502
+        async with asyncio.timeout(LAST_ASK_S + PROBE_S):
+            await seen.wait()  # it has to have seen the list before it can miss something in it
         server.chat = lambda call: well(call) if call.json["model"] == "here" else call.respond(b"{}", 404)
         server.asked["/v1/models"] = lists("here")
 
@@ -214,7 +221,7 @@ async def test_not_listed_a_target_goes_and_comes_with_the_list_and_its_neighbou
             await ask(scene, "there")
             return await lowered(scene, "listed")
 
-        # The node looks once in 10 s, and has to have seen the list before it can miss something in it.
+        # The node looks once in 10 s.
         await until(15.0, asked, {"there": "not_listed"})
         assert (await ask(scene, "here")).status == 200, "what the evidence is not about"
         assert (await ask(scene, "there")).json["error"]["code"] == "unavailable"
