@@ -10,7 +10,8 @@ import iop
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SOURCES = [path for path in sorted((ROOT / "src").rglob("*.py")) if "pb" not in path.parts]
+SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
+SOURCES = [path for path in sorted((ROOT / "src").rglob("*")) if path.suffix in SUFFIXES and "pb" not in path.parts]
 
 
 def test_the_oldest_protobuf_allowed_is_the_one_that_generated_the_code() -> None:
@@ -48,7 +49,8 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 def test_long_files_give_a_reason_at_the_top() -> None:
     for path in SOURCES:
         lines = path.read_text().splitlines()
-        assert len(lines) <= 500 or "long" in "\n".join(lines[:30]), f"{path}: {len(lines)} lines"
+        reason = "file is long" in " ".join("\n".join(lines[:30]).replace("#", "").split())
+        assert len(lines) <= 500 or reason, f"{path}: {len(lines)} lines"
 
 
 def test_nothing_is_left_for_later_in_the_code() -> None:

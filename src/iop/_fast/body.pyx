@@ -4,7 +4,8 @@
 Both classes are byte-class state machines: a byte is looked at once, however the input is cut, so dripped input costs
 linear time and any chunking of the same bytes gives the same answer. What RFC 9112 lets a recipient be lenient about
 (bare LF, whitespace before the colon, folded lines, empty list members) is refused: two parsers that are lenient in
-different ways are how requests get smuggled.
+different ways are how requests get smuggled. The file is long because heads and bodies are decoded by the same byte
+classes and caps, and trailers of a body by the rules of a head.
 
     chunked:  SIZE -> (BWS ->) (EXTENSION ->) SIZE_LF -> DATA -> DATA_CR -> DATA_LF -> SIZE
               SIZE_LF -> TRAILER_START -> (TRAILER_NAME -> TRAILER_VALUE -> TRAILER_LF ->)* END_LF -> DONE

@@ -6,7 +6,8 @@
 
 Per event there is no task, queue, timer, dict, log or protobuf object, and no Python call. Owners are called back once
 per request at each step of its life (head, commit, terminal). The gate holds what came before the commit (API-7). The
-time is a field of the hub that somebody else ticks.
+time is a field of the hub that somebody else ticks. The file is long because both halves obey one order of frames, and
+are read against each other.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcmp, memcpy

@@ -3,8 +3,8 @@
 
 Lines follow the WHATWG event-stream rules. The data of an event is not gathered: it runs through the incremental JSON
 tokenizer as it arrives, which reports only the members that RULES names, and leaves a few facts behind. So an event may
-be of any size and cut anywhere, and costs no memory. At the blank line the facts become flags.
-(Longer than most files here: a third of it are the tables that say what each API's events mean.)
+be of any size and cut anywhere, and costs no memory. At the blank line the facts become flags. The file is long because
+a third of it are the tables that say what each API's events mean.
 
     line:  BOM_1 -> BOM_2 -> BOM_3 -> START -> NAME -> DATA_SPACE -> DATA -> START ...
                                             -> NAME -> EVENT_SPACE -> EVENT ...       START, NAME -> SKIP
