@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from iop.execution.failure import HealthReason
 from iop.node.lingering import ASK_S, BOUND_S
 from iop.pool.health import LAST_ASK_S
 from iop.pool.pool import MAX_REST_S
-from tests.support.aio import async_test
+from tests.support.aio import async_test, until_seen
 from tests.support.http import Answer, Client, chat, post
 from tests.support.modelserver import ModelServer
 from tests.support.provider import Call, chat_answer
@@ -110,17 +110,8 @@ async def lowered(scene: Scene, provider: str) -> dict[str | None, str]:
     return found | ({None: row["lowered"]["reason"]} if row["lowered"] else {})
 
 
-async def until(within_s: float, look: Callable[[], Awaitable[object]], expected: object) -> None:
-    """Looks again and again, until it sees what is expected."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while (seen := await look()) != expected:
-        assert loop.time() < deadline, f"{seen}, not {expected}"
-        await asyncio.sleep(0.1)
-
-
 async def down(scene: Scene, provider: str, expected: dict[str | None, str]) -> None:
-    await until(10.0, lambda: lowered(scene, provider), expected)
+    await until_seen(lambda: lowered(scene, provider), expected)
 
 
 async def back(scene: Scene, model: str, within_s: float) -> None:
@@ -129,7 +120,7 @@ async def back(scene: Scene, model: str, within_s: float) -> None:
     async def status() -> int:
         return (await ask(scene, model)).status
 
-    await until(within_s, status, 200)
+    await until_seen(status, 200, timeout_s=within_s)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -222,7 +213,7 @@ async def test_not_listed_a_target_goes_and_comes_with_the_list_and_its_neighbou
             return await lowered(scene, "listed")
 
         # The node looks once in 10 s.
-        await until(15.0, asked, {"there": "not_listed"})
+        await until_seen(asked, {"there": "not_listed"}, timeout_s=15.0)
         assert (await ask(scene, "here")).status == 200, "what the evidence is not about"
         assert (await ask(scene, "there")).json["error"]["code"] == "unavailable"
         server.chat = well

@@ -13,7 +13,7 @@ import asyncio
 import functools
 import gc
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 import uvloop
@@ -97,3 +97,13 @@ async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0, what:
         if loop.time() > deadline:
             raise AssertionError(f"still not true after {timeout_s} s: {what or inspect.getsource(condition).strip()}")
         await asyncio.sleep(0.001)
+
+
+async def until_seen(look: Callable[[], Awaitable[object]], expected: object, *, timeout_s: float = 10.0) -> None:
+    """Waits until an awaited ``look()`` sees what is expected: for what another process shows only when it is asked. No
+    test may depend on how often it is asked."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while (seen := await look()) != expected:
+        assert loop.time() < deadline, f"still {seen} after {timeout_s} s, not {expected}"
+        await asyncio.sleep(0.05)
