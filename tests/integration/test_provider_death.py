@@ -54,7 +54,9 @@ def mortal(tmp_path_factory: pytest.TempPathFactory, server: ModelServer) -> Ite
         ) as running:
             for sock in slams.values():
                 sock.settimeout(10)
-                sock.accept()[0].close()  # the node's first look at it (HEALTH-10)
+                with sock.accept()[0] as first:  # the node's look at it: it is well, and has no list (HEALTH-10)
+                    first.recv(4096)
+                    first.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 sock.settimeout(None)
             running.slams = slams  # type: ignore[attr-defined]
             yield running

@@ -114,13 +114,21 @@ async def down(scene: Scene, provider: str, expected: dict[str | None, str]) -> 
     await until_seen(lambda: lowered(scene, provider), expected)
 
 
-async def back(scene: Scene, model: str, within_s: float) -> None:
-    """Requests for the model are answered again, within the time that the table says."""
+async def back(scene: Scene, model: str, within_s: float, note: str | None = None) -> None:
+    """Requests for the model are answered again, within the time that the table says. Then the status says so, too, and
+    what is noted of the server that is there now (HEALTH-10)."""
 
     async def status() -> int:
         return (await ask(scene, model)).status
 
+    async def shown() -> tuple[str, str | None]:
+        said = await scene.status()
+        (provider,) = (row["candidates"][0]["provider"] for row in said["models"] if row["id"] == model)
+        (row,) = (row for node in said["nodes"] for row in node["providers"] if row["id"] == provider)
+        return row["health"], row["note"]
+
     await until_seen(status, 200, timeout_s=within_s)
+    await until_seen(shown, ("available", note), timeout_s=LAST_ASK_S + PROBE_S)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -187,7 +195,9 @@ async def test_failing_a_server_whose_errors_are_over_is_asked_again_whatever_it
         await down(scene, "failing", {None: "failing"})
         server.chat = well
         server.asked["/v1/models"] = lists("quite another name")
-        await back(scene, "failing", LAST_ASK_S + PROBE_S)
+        await back(scene, "failing", LAST_ASK_S + PROBE_S, "not listed: failing")
+        server.asked["/v1/models"] = lists("failing")
+        await back(scene, "failing", 0.0)
 
 
 @pytest.mark.req("HEALTH-7", "HEALTH-8")

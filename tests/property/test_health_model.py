@@ -233,6 +233,8 @@ class HealthMachine(RuleBasedStateMachine):
             assert verdict.change.target == scope
             del story.down[scope]
             self.restored += 1
+            if scope is None:
+                story.wanted = True  # unless a look is under way: that one counts
         else:
             assert (verdict.result, verdict.change) == (Result.NOOP, None)
 
@@ -247,7 +249,7 @@ class HealthMachine(RuleBasedStateMachine):
         if question.targets == tuple(sorted(known.targets)) and asked.adapter == known.adapter:
             story.looking = False
             if found is not None:
-                story.wanted, story.looked = False, found
+                story.wanted, story.looked = found != Look(), found
 
     @staticmethod
     def judge_answer(story: Story, said: Identity, word: str, number: int) -> Result | Story:

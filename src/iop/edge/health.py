@@ -98,7 +98,7 @@ class Health:
         provider_id = row["id"]
         lowerings, look = self.overlay.lowerings(node_id, provider_id), self.overlay.looked(node_id, provider_id)
         own = lowerings.get(None)
-        unclear = self.overlay.unseen(node_id, provider_id) or (look is not None and (look.not_an_api or look.silent))
+        unclear = self.overlay.unseen(node_id, provider_id) or (look is not None and look.not_an_api)
         if row["health"] == "available" and unclear:
             row["health"] = "unknown"
         row["lowered"] = self._shown(own) if own is not None else None
@@ -191,9 +191,8 @@ class Health:
             return
         if question.targets:
             found = None
-            if not isinstance(answer, IopError):
-                silent = answer.provider_health is not m.ProviderHealth.AVAILABLE
-                found = Look(frozenset(answer.not_listed), answer.not_an_api, silent)
+            if not isinstance(answer, IopError) and answer.provider_health is m.ProviderHealth.AVAILABLE:
+                found = Look(frozenset(answer.not_listed), answer.not_an_api)
             self.overlay.seen(question, found, now)
             self._watch()
             return

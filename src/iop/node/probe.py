@@ -130,6 +130,8 @@ async def look(provider: Provider, targets: Sequence[str]) -> Look:
         return Look(_REFUSED)
     except (TimeoutError, IopError):
         return Look(_UNCLEAR)
+    if status >= 500:
+        return Look(_FAILING)
     found = names_in(body) if status == 200 else None
     if found is None:
         nothing_there = status in (200, 404, 405)  # a page of something else, or no such path

@@ -123,12 +123,11 @@ class Lowering(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the one look at a provider found (HEALTH-10). ``not_listed``: targets that its server does not list.
-    ``not_an_api``: its base URL leads to no API. ``silent``: nothing was answered."""
+    """What a look at a provider found (HEALTH-10). ``not_listed``: targets that its server does not list.
+    ``not_an_api``: its base URL leads to no API."""
 
     not_listed: frozenset[str] = frozenset()
     not_an_api: bool = False
-    silent: bool = False
 
 
 class Question(NamedTuple):

@@ -263,19 +263,26 @@ class Overlay:
         if found is not ProviderHealth.AVAILABLE or lowered is None or lowered.question != question:
             return Verdict(Result.NOOP, found)
         change = self._move(asked.node_id, asked.generation, asked.provider_id, scope, Event.RESTORED)
+        if scope is None:  # it may be another server, with other models
+            if record.look is None:
+                self._look(self._nodes[asked.node_id], asked.node_id, asked.provider_id)
+            elif not record.look.asked:
+                record.look.next_ask_at = now
         return Verdict(Result.APPLIED, found, change)
 
     def seen(self, question: Question, look: Look | None, now: float) -> None:
-        """What the look found that :meth:`due` named; None: nothing, and it comes again."""
+        """What the look found that :meth:`due` named; None: nothing. Unless all is well it comes again, so that what is
+        shown does not outlive its cause."""
         asked = question.asked
         record = self._asked(asked)
         if record is None or record.look is None or not record.look.asked or record.look.question != question:
             return
-        if look is None:
+        if look is not None:
+            record.looked = look
+        if look != Look():
             self._again(question, now)
             return
         record.look = None
-        record.looked = look
         del self._asking[asked.node_id, asked.provider_id, None, True]
 
     def _record(self, said: Identity) -> _Record | None:

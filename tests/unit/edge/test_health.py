@@ -305,6 +305,7 @@ def test_a_good_answer_brings_it_back_and_who_waits_is_served() -> None:
     assert [(type(a), a.ticket) for a in world.did] == [(Granted, waiting)]
     assert world.shown() == ("available", None)
     assert world.transitions == {("available", "unavailable"): 1, ("unavailable", "available"): 1}
+    assert [look.targets for look in world.see()] == [["t-p"]], "it may be another server"
     world.advance(60)
     assert len(world.links["n1"].asked) == 1, "nobody asks about a provider that is there"
 

@@ -296,7 +296,6 @@ def looked(world: VirtualNode, *targets: str) -> m.NodeCommandResponse:
         ("openai_compat", "/v1", {"/v1/models": (401, b"")}, "AVAILABLE", [], False),
         ("openai_compat", "/v1", {"/v1/models": SILENT}, "UNKNOWN", [], False),
         ("openai_compat", "/v1", {"/v1/models": RESETS}, "UNKNOWN", [], False),
-        ("openai_compat", "/v1", {"/v1/models": ERROR}, "AVAILABLE", [], False),
         ("openai_compat", "", {"/v1/models": (200, LISTS)}, "AVAILABLE", [], True),
         ("openai_compat", "", {"/models": HTML, "/health": OK}, "AVAILABLE", [], True),
         ("openai_compat", "", {"/models": (200, LISTS)}, "AVAILABLE", ["wrong"], False),
@@ -327,6 +326,17 @@ def test_a_look_at_a_dead_port_reports_it_before_anybody_asked_for_it() -> None:
         assert (seen.target, seen.provider_health, seen.reason) == ("t", m.ProviderHealth.UNAVAILABLE, REFUSED)
         assert seen.scope is m.HealthScope.UNSPECIFIED
         assert (answer.health_observation_seq, seen.health_observation_seq) == (0, 1)
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-6", "HEALTH-8")
+@pytest.mark.parametrize("kind", ["openai_compat", "vllm", "llama_cpp", "ollama"])
+def test_a_look_that_a_server_answers_with_5xx_reads_as_any_probe_does(kind: str) -> None:
+    with VirtualNode(kind) as world:
+        world.probe = playing(dict.fromkeys(("/v1/models", "/health", "/api/ps", "/api/version"), ERROR))  # type: ignore[assignment]
+        assert looked(world, "t", "u").provider_health is m.ProviderHealth.UNAVAILABLE
+        (seen,) = world.observations
+        assert (seen.provider_health, seen.reason) == (m.ProviderHealth.UNAVAILABLE, FAILING)
+        assert health(world, "t", reason=FAILING) == "UNAVAILABLE"
 
 
 @pytest.mark.req("HEALTH-7", "HEALTH-10")

@@ -194,6 +194,7 @@ def test_only_a_newer_available_of_what_lowered_it_restores() -> None:
     world.ask()
     assert world.answer(9) is Result.APPLIED
     assert world.lowered == set()
+    world.see()
     assert world.overlay.next_at is None
     assert world.stall(10) is Result.APPLIED, "and down it goes again"
 
@@ -227,6 +228,7 @@ def test_it_is_asked_about_after_a_second_and_then_ever_more_seldom() -> None:
     assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
     world.ask()
     assert world.answer(seq + 1) is Result.APPLIED
+    world.see()
     world.observe(seq + 2)
     assert world.overlay.next_at == world.now + FIRST_ASK_S, "patience begins anew"
 
@@ -439,7 +441,44 @@ def test_what_a_look_finds_is_shown_and_lowers_nothing() -> None:
         world.overlay.seen(question, found, world.now)
         world.overlay.seen(question, Look(), world.now)
     assert world.overlay.looked("n1", "p") == world.overlay.looked("n1", "q") == found
-    assert (world.overlay.lowered, world.overlay.next_at) == (0, None)
+    assert world.overlay.lowered == 0
+
+
+@pytest.mark.req("HEALTH-10")
+@pytest.mark.parametrize("found", [Look(frozenset({"t"})), Look(not_an_api=True)])
+def test_what_a_look_finds_wrong_is_looked_at_until_it_is_right(found: Look) -> None:
+    world = World()
+    world.overlay.begin("n2", 3)
+    waits = []
+    for _ in range(5):
+        (question,) = world.overlay.due(world.now)
+        world.overlay.seen(question, found, world.now)
+        assert world.overlay.looked("n2", "r") == found
+        assert world.overlay.next_at is not None
+        waits.append(world.overlay.next_at - world.now)
+        world.now = world.overlay.next_at
+    assert waits == [2, 4, 8, 15, 15]
+    world.see()
+    assert (world.overlay.looked("n2", "r"), world.overlay.next_at) == (Look(), None)
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-8")
+def test_a_provider_that_is_back_may_be_another_server_and_is_looked_at() -> None:
+    world = World()
+    world.observe(1)
+    world.ask()
+    assert world.answer(2) is Result.APPLIED
+    assert looks(world) == [("p", ("t", "u"))]
+    assert world.overlay.looked("n1", "p") == Look(), "what was seen of it stands meanwhile"
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-7")
+def test_a_target_that_is_back_says_nothing_new_of_its_provider() -> None:
+    world = World()
+    world.observe(1, why=NOT_LISTED)
+    world.ask()
+    assert world.answer(2) is Result.APPLIED
+    assert looks(world) == []
 
 
 @pytest.mark.req("HEALTH-10", "HEALTH-4")

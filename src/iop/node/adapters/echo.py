@@ -21,7 +21,7 @@ from iop.node.adapters.questions import working
 
 __all__ = ["ADAPTER", "EchoServer"]
 
-ADAPTER = Adapter("echo", rest_after_stream=False, built_in=True, questions=(working(b"/health"),))
+ADAPTER = Adapter("echo", rest_after_stream=False, built_in=True, any_name=True, questions=(working(b"/health"),))
 
 _JSON = b"content-type: application/json\r\n"
 _SSE = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
