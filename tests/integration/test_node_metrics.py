@@ -73,9 +73,11 @@ async def test_a_node_answers_nothing_else_and_no_page_of_another_origin(tmp_pat
 
 @pytest.mark.req("OBS-4")
 def test_a_port_that_is_taken_ends_the_node_with_a_line(tmp_path: Path) -> None:
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with node_program(tmp_path, node_config(("127.0.0.1", 1), metrics={"listen": listen}), env=TOKEN_ENV) as node:
             assert node.wait() == 1
-            assert any("cannot listen" in str(line) for line in node.lines)
+            (line,) = [line for line in node.lines if line["event"] == "cannot_listen"]
+            assert (line["setting"], line["address"], line["reason"]) == (
+                "metrics.listen", listen, "Address already in use",
+            )  # fmt: skip

@@ -87,8 +87,7 @@ async def _serve(config: EdgeConfig, load: Load | None, runtime: Runtime, sink: 
     runtime.loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         await edge.start()
-    except OSError as exc:
-        log.error("cannot listen: %s", exc.strerror or exc)
+    except OSError:
         edge.close()
         return 1
     gc.freeze()
@@ -268,16 +267,15 @@ class Edge:
         return self.nodes.refresh()
 
     async def start(self) -> None:
-        """Binds all listeners. Raises OSError when one cannot be had."""
+        """Bind all listeners. Raises OSError when one cannot be had; its line is written."""
         transport, http, admin = self.config.transport.listen, self.config.http.listen, self.config.admin.listen
-        self.node_port = await self.nodes.start(transport.host, transport.port)
-        logs.listening(log, "nodes", transport.host, self.node_port)
+        start = self.nodes.start
+        self.node_port = await logs.listen(log, "nodes", "transport.listen", (transport.host, transport.port), start)
         if self.admin is not None and admin is not None:
-            self.admin_port = await self.admin.start(admin.host, admin.port)
-            logs.listening(log, "admin", admin.host, self.admin_port)
+            start = self.admin.start
+            self.admin_port = await logs.listen(log, "admin", "admin.listen", (admin.host, admin.port), start)
         self.keychain.start()
-        self.http_port = await self.http.start(http.host, http.port)
-        logs.listening(log, "http", http.host, self.http_port)
+        self.http_port = await logs.listen(log, "http", "http.listen", (http.host, http.port), self.http.start)
 
     def _open_run(self, ex: Exchange, body: bytes) -> RunFeed:
         """An operator's run (POOL-14). Raises what refuses it."""

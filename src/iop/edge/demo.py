@@ -163,8 +163,8 @@ async def _demo(demo: _Demo, runtime: Runtime, sink: logs.Sink) -> int:
     try:
         try:
             await edge.start()
-        except OSError as error:
-            raise Failed(f"cannot listen on loopback: {error.strerror or error}") from None
+        except OSError:
+            raise Failed("the demo needs free ports on loopback; see the line above") from None
         await _start_node(demo, edge, token)
         if demo.stop.is_set():
             return 0

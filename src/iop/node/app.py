@@ -68,9 +68,8 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
     if listen is not None:
         watch = watch_listener(runtime, metrics, lambda: supervisor.connected, local_only=listen.is_loopback)
         try:
-            logs.listening(log, "metrics", listen.host, await watch.start(listen.host, listen.port))
-        except OSError as exc:
-            log.error("cannot listen: %s", exc.strerror or exc)
+            await logs.listen(log, "metrics", "metrics.listen", (listen.host, listen.port), watch.start)
+        except OSError:
             return 1
     runs.start()
     gc.freeze()

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -27,7 +28,7 @@ import msgspec
 from iop.errors import IopError
 from iop.plain import JSON_ESCAPES, plain
 
-__all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listening", "milliseconds", "setup"]
+__all__ = ["LogFormat", "Message", "RequestOutcome", "Sink", "listen", "milliseconds", "setup"]
 
 LogFormat = Literal["json", "console"]
 
@@ -256,10 +257,39 @@ def setup(log_format: LogFormat = "console", *, level: int = logging.INFO, fd: i
     return sink
 
 
-def listening(logger: logging.Logger, listener: str, host: str, port: int) -> None:
-    """The line that says where a listener really is, whatever port the configuration asked for."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    logger.info("listening", extra={"fields": {"listener": listener, "address": address}})
+async def listen(
+    logger: logging.Logger,
+    listener: str,
+    setting: str,
+    address: tuple[str, int],
+    start: Callable[[str, int], Awaitable[int]],
+) -> int:
+    """Start a listener, and say where it really is, or which setting asked for what cannot be had.
+
+    Args:
+        logger: Of the program.
+        listener: Its name for people.
+        setting: The field of the configuration file that has its address.
+        address: Its host and port; 0 for any port.
+        start: Binds, and returns the port.
+
+    Returns:
+        The port.
+
+    Raises:
+        OSError: From ``start``; its line is written.
+    """
+    host, port = address
+    name = f"[{host}]" if ":" in host else host
+    try:
+        bound = await start(host, port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        fields = {"setting": setting, "address": f"{name}:{port}", "reason": reason}
+        logger.error("cannot_listen", extra={"fields": fields})
+        raise
+    logger.info("listening", extra={"fields": {"listener": listener, "address": f"{name}:{bound}"}})
+    return bound
 
 
 # ---- rendering ------------------------------------------------------------------------------------------------------

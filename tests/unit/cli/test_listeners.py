@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 from pathlib import Path
@@ -56,6 +57,22 @@ def test_both_programs_refuse_it_with_all_faults(tmp_path: Path, action: str) ->
     ran = iop_node(action, file)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == f"{file}: metrics.listen: {FOREIGN}: this machine does not have this address\n"
+
+
+@pytest.mark.req("CONF-1", "OBS-2")
+@pytest.mark.parametrize("setting", ["http.listen", "transport.listen", "admin.listen"])
+def test_a_port_that_is_taken_ends_the_edge_with_the_setting(tmp_path: Path, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        rooms = {"http.listen": "127.0.0.1:0", "transport.listen": "127.0.0.1:0", "admin.listen": "127.0.0.1:0"}
+        rooms[setting] = address
+        file = tmp_path / "edge.yaml"
+        file.write_text("".join(f'{name.partition(".")[0]}: {{listen: "{at}"}}\n' for name, at in rooms.items()))
+        line = command("iop-edge", "serve", "--log-format", "json", "-c", str(file))
+        ran = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 1
+    (said,) = [one for one in map(json.loads, ran.stderr.splitlines()) if one["event"] == "cannot_listen"]
+    assert (said["setting"], said["address"], said["reason"]) == (setting, address, "Address already in use")
 
 
 @pytest.mark.req("CONF-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -87,7 +88,11 @@ def test_a_request_is_one_line_with_its_id(reader: Reader) -> None:
 def test_messages_are_events_with_fields(reader: Reader) -> None:
     sink = logs.setup("json", fd=reader.write_fd)
     LOG.info("node_connected", extra={"fields": {"node": "gpu-1", "event": "cannot be replaced"}})
-    logs.listening(LOG, "http", "::1", 8080)
+
+    async def start(host: str, port: int) -> int:
+        return port or 8080
+
+    assert asyncio.run(logs.listen(LOG, "http", "http.listen", ("::1", 0), start)) == 8080
     LOG.debug("too fine")
     LOG.warning("plain %s", "text")
     first, second, third = reader.json(), reader.json(), reader.json()
