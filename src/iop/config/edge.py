@@ -29,6 +29,7 @@ from iop.config.fields import (
     SecretEnv,
     SecretFile,
     Section,
+    ServerPath,
     Sha256,
     WebOrigins,
     digest,
@@ -160,7 +161,7 @@ class HealthSection(Section):
     kind is asked otherwise; empty: it is not. ``timeout_ms`` is for one look at the provider; the terminal of a stall
     waits no longer than 3 s for it, whatever this says (LIVE-5)."""
 
-    path: Annotated[str, Field(pattern=r"^(/[!-~]*)?$", max_length=1024)] = ""
+    path: ServerPath = ""
     timeout_ms: Annotated[Int, Field(ge=1, le=10_000)] = 3_000
 
 

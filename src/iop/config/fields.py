@@ -49,6 +49,8 @@ __all__ = [
     "SecretEnv",
     "SecretFile",
     "Section",
+    "ServerName",
+    "ServerPath",
     "Sha256",
     "StoreUrl",
     "WebOrigins",
@@ -195,6 +197,21 @@ def _client_path(value: str) -> str:
         raise _fault("the edge answers this path itself")
     return value
 
+
+def _server_path(value: str) -> str:
+    if len(value) > 1024 or not re.fullmatch(r"(/[!-~]*)?", value):
+        raise _fault("write a path from the root of the server, without spaces, that begins with /: /health")
+    return value
+
+
+def _server_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,253}", value):
+        raise _fault("write a host name or an address as a certificate has it: edge.example")
+    return value
+
+
+ServerPath = Annotated[str, AfterValidator(_server_path)]
+ServerName = Annotated[str, AfterValidator(_server_name)]
 
 #: Paths of providers that clients may POST to, beside those that are known (API-6b).
 ClientPaths = Annotated[tuple[Annotated[str, AfterValidator(_client_path)], ...], Field(max_length=100)]

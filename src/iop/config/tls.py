@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from iop.config.fields import ConfigPath, Section, Sha256
+from iop.config.fields import ConfigPath, Section, ServerName, Sha256
 from iop.credentials import contexts
 from iop.credentials.contexts import CredentialFault, Dialling, Served
 
@@ -82,7 +82,7 @@ class NodeTls(Section):
     cert: CertificateFile | None = None
     key: KeyFile | None = None
     #: The name that the edge's certificate has to have, in place of the host of ``node.edge``.
-    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,253}$")] | None = None
+    server_name: ServerName | None = None
     _dialling: Dialling = PrivateAttr()
 
     @model_validator(mode="after")

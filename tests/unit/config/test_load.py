@@ -242,7 +242,8 @@ def test_a_fault_names_its_place_and_what_to_write(text: str, where: str, advice
         ("{id: x, kind: echo, capacity: '2', long_capacity: '3'}", "long_capacity", "larger than capacity (2)"),
         ("{id: x, kind: echo, response_stall_timeout_ms: 0}", "response_stall_timeout_ms", "equal to 1"),
         ("{id: x, kind: echo, response_stall_timeout_ms: 86400001}", "response_stall_timeout_ms", "equal to 86400000"),
-        ("{id: x, kind: echo, health: {path: health}}", "health.path", "pattern"),
+        ("{id: x, kind: echo, health: {path: health}}", "health.path", "that begins with /: /health"),
+        (f"{{id: x, kind: echo, health: {{path: /{'x' * 1024}}}}}", "health.path", "that begins with /"),
     ],
 )
 def test_a_provider_is_checked(provider: str, where: str, advice: str) -> None:
