@@ -15,6 +15,8 @@ import sys
 import time
 from collections import Counter
 
+from iop._fast.form import FormScanner
+from iop._fast.scan import RequestScanner
 from iop.edge.intake import Intake, form_of
 from iop.errors import IopError
 from iop.net.http.head import parse_request
@@ -26,8 +28,11 @@ KEYS = (*parsers.READ, "tools")
 LIMIT = 1 << 20
 
 
-def left(kind: str, body: bytes, rng: random.Random) -> tuple[Intake, bytes] | None:
-    """What the edge has learnt, and the body that leaves it for :data:`TARGET`; None if it refuses."""
+Facts = RequestScanner | FormScanner
+
+
+def left(kind: str, body: bytes, rng: random.Random, tally: Counter[str]) -> tuple[Facts, bytes] | None:
+    """What the edge has learnt, and the body that leaves it for :data:`TARGET`; None if it refuses. Counted."""
     try:
         head = parse_request((HEAD % kind).encode("latin-1"))
         intake = Intake(head, LIMIT, form_of(head))
@@ -37,9 +42,12 @@ def left(kind: str, body: bytes, rng: random.Random) -> tuple[Intake, bytes] | N
                 while intake.step():
                     pass
         intake.finish()
-        return intake, b"".join(intake.body_for(TARGET)[0])
+        out = b"".join(intake.body_for(TARGET)[0])
     except IopError:
+        tally["refused"] += 1
         return None
+    tally["taken"] += 1
+    return intake._scanner, out
 
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -97,13 +105,10 @@ def damaged(body: bytes, rng: random.Random, junk: bytes) -> bytes:
 def check_json(rng: random.Random, tally: Counter[str]) -> str | None:
     """One case; what is wrong with it, if anything."""
     kind, body = json_case(rng)
-    got = left(kind, body, rng)
+    got = left(kind, body, rng, tally)
     if got is None:
-        tally["refused"] += 1
         return None
-    tally["taken"] += 1
-    intake, out = got
-    facts = intake._scanner
+    facts, out = got
     want = {
         "model": TARGET, "stream": facts.stream is True, "store": facts.store,
         "background": facts.background is True, "previous": facts.has_previous_response_id,
@@ -187,13 +192,10 @@ def part(boundary: str, rng: random.Random) -> str:
 
 def check_form(rng: random.Random, tally: Counter[str]) -> str | None:
     kind, body = form_case(rng)
-    got = left(kind, body, rng)
+    got = left(kind, body, rng, tally)
     if got is None:
-        tally["refused"] += 1
         return None
-    tally["taken"] += 1
-    intake, out = got
-    facts = intake._scanner
+    facts, out = got
     want = {"stream": facts.stream is True, "store": facts.store, "background": facts.background is True}
     for name, parse in parsers.FORMS.items():
         fields = parse(kind, out)
