@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -381,38 +381,61 @@ async def test_what_came_before_a_cut_is_read_and_then_the_reset() -> None:
         assert reset
 
 
-@pytest.mark.req("API-8b", "API-10")
+LONG = b"y" * 9_000_000
+
+
+def _whole(ex: Exchange) -> None:
+    ex.respond(200, b"", LONG)
+
+
+def _cut(ex: Exchange) -> None:
+    ex.begin_stream(b"")
+    ex.send(LONG)
+    ex.cut(reset=True)
+
+
+def _going_on(ex: Exchange) -> None:
+    ex.begin_stream(b"")
+    ex.send(LONG)
+
+
+def _idle(server: HttpServer, sock: socket.socket) -> None:
+    """Its clock is 0.3 s."""
+
+
+def _server_closes(server: HttpServer, sock: socket.socket) -> None:
+    server.close()
+
+
+def _half_closed(server: HttpServer, sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.req("TUN-5c", "API-8b", "API-10")
+@pytest.mark.parametrize("end", [_idle, _server_closes, _half_closed])
+@pytest.mark.parametrize("answer", [_whole, _cut, _going_on])
 @async_test()
-async def test_a_client_that_does_not_take_what_comes_before_a_cut_is_given_up() -> None:
+async def test_who_is_given_up_before_the_end_of_an_answer_sees_a_reset(
+    answer: Callable[[Exchange], None], end: Callable[[HttpServer, socket.socket], None]
+) -> None:
+    """Where only the close delimits a body, a FIN would make the part that came look whole."""
     app = Recorder()
     app.hold = True
     async with serving(app, client_idle_timeout_s=0.3) as (server, address):
-        client = await Client.connect(address, receive_bytes=4096)
-        client.send(b"GET / HTTP/1.0\r\n\r\n")
-        await until(lambda: bool(app.waiting))
-        ex = app.waiting.pop()
-        ex.begin_stream(b"")
-        ex.send(b"y" * 9_000_000)
-        ex.cut(reset=True)
-        await until(lambda: not server.connections)
-        await client.close()
-
-
-@pytest.mark.req("TUN-5c", "API-10")
-@async_test()
-async def test_a_client_that_stops_reading_the_last_answer_is_given_up_at_its_clock() -> None:
-    app = Recorder()
-    app.hold = True
-    async with serving(app, client_idle_timeout_s=0.3) as (server, address):
-        client = await Client.connect(address, receive_bytes=4096)
-        client.send(b"GET / HTTP/1.0\r\n\r\n")
-        await until(lambda: bool(app.waiting))
-        app.waiting.pop().respond(200, b"", b"y" * 9_000_000)
-        assert len(server.connections) == 1
-        await until(lambda: not server.connections)
-        with pytest.raises(Broken):
-            await client.answer()
-        await client.close()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            sock.send(b"GET / HTTP/1.0\r\n\r\n")
+            await until(lambda: bool(app.waiting))
+            answer(app.waiting.pop())
+            assert len(server.connections) == 1
+            end(server, sock)
+            await until(lambda: not server.connections)
+            sock.setblocking(True)
+            body, reset = await asyncio.to_thread(read_slowly, sock)
+        assert len(body) < len(LONG)
+        assert reset
 
 
 @pytest.mark.req("API-6")

@@ -449,6 +449,11 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._set_deadline(TAKEN_POLL_S)
 
+    def _give_up(self, transport: asyncio.Transport) -> None:
+        """End a connection that lingers. A client that gets less than the whole answer sees RST: where only the close
+        delimits a body, FIN would make the part that came look whole (API-8b)."""
+        flow.abort(transport, reset=self._cut or transport.get_write_buffer_size() > 0)
+
     def close(self, *, reset: bool, reason: str = "client_gone", refused: bool = False) -> None:
         """Flush and close, as fast as the client reads; with ``reset`` the client sees RST at once.
 
@@ -459,7 +464,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.state is CLOSED:
             if reset:  # it lingers, and there is no time for that any more
-                transport.abort()
+                self._give_up(transport)
             return
         self._move(CLOSED)
         self.writer.flush_now()
@@ -508,7 +513,7 @@ class HttpConnection(asyncio.Protocol):
         """The client has closed: there is nobody to whom the rest could be sent."""
         if self.state is not CLOSED and self._transport is not None:
             self._move(CLOSED)
-            self._transport.abort()
+            flow.abort(self._transport, reset=True)  # it may have closed one direction only, and still be reading
             self._abandon("client_gone")
 
     def _abandon(self, reason: str) -> None:
@@ -575,16 +580,14 @@ class HttpConnection(asyncio.Protocol):
         if not transport.can_write_eof():
             self._part()  # behind a refused head
             return
-        if transport.get_write_buffer_size() == 0:
-            transport.abort()
-            return
-        taken = self._taken()
-        if taken != self._left:
-            self._left, self._left_at = taken, now
-        elif now - self._left_at >= self.server.limits.client_idle_timeout_s:
-            transport.abort()
-            return
-        self._set_deadline(LINGER_S)
+        if transport.get_write_buffer_size() > 0:
+            taken = self._taken()
+            if taken != self._left:
+                self._left, self._left_at = taken, now
+            if now - self._left_at < self.server.limits.client_idle_timeout_s:
+                self._set_deadline(LINGER_S)
+                return
+        self._give_up(transport)
 
     def _taken(self) -> int:
         """Bytes that the kernel has taken for this client so far."""
