@@ -75,6 +75,8 @@ class Pool:
         self._groups: dict[str, Group] = {}
         self._routes: dict[str, Group] = {}  # by group id and by alias
         self._drained: set[tuple[str, str | None]] = set()  # providers, or with None whole nodes, by an operator
+        # What ready nodes still hold at providers that are not configured: it counts if those are added (POOL-12).
+        self._unconfigured: dict[str, dict[str, int]] = {}
         self._places = 0
         self._lease_ids = 0
         self._rests: list[tuple[float, int, Resource, str]] = []  # heap of ends; those that were put off stay in it
@@ -111,7 +113,8 @@ class Pool:
                 resource = self._nodes[node_id][provider_id] = Resource(spec)
                 record = self.registry.nodes[node_id]
                 if record.connected:
-                    resource.introduce(record.generation, record.draining)
+                    held = self._unconfigured.get(node_id, {}).pop(provider_id, 0)
+                    resource.introduce(record.generation, record.draining, held)
             elif resource.generation == 0 or node_id in acked:
                 resource.adopt(spec, rejected=resource.missing and not resource.awaited)
             else:
@@ -203,6 +206,7 @@ class Pool:
         for resource in resources:
             provider_id = resource.provider_id
             resource.begin(generation, max(0, held.get(provider_id, 0)), rejected=provider_id in rejected)
+        self._unconfigured[node_id] = {i: count for i, count in held.items() if i not in self._nodes[node_id]}
         self._reopen(resources, now, actions)
         self._pump(resources, now, actions)
         return Readiness(outcome, actions)
@@ -214,6 +218,7 @@ class Pool:
             self.stats.stale_events += outcome is LossOutcome.STALE
             self._forget(node_id)
             return Loss(outcome)
+        self._unconfigured.pop(node_id, None)
         actions: list[Action] = []
         resources = list(self._nodes[node_id].values())
         for resource in resources:
@@ -298,6 +303,10 @@ class Pool:
 
     def call_closed(self, node_id: str, generation: int, provider_id: str, now: float) -> Actions:
         """The node says that the call behind one lingering unit has really ended (POOL-12)."""
+        unconfigured = self._unconfigured.get(node_id, {})
+        if unconfigured.get(provider_id, 0) > 0 and self.is_current(node_id, generation):
+            unconfigured[provider_id] -= 1
+            return NO_ACTIONS
         resource = self._resource(node_id, generation, provider_id)
         if resource is None:
             return NO_ACTIONS

@@ -114,9 +114,11 @@ class Resource:
             capacity, long_capacity = min(capacity, self.limit), min(long_capacity, self.long_capacity)
         self._take(spec, capacity, long_capacity)
 
-    def introduce(self, generation: int, draining: bool) -> None:
-        """It is new at a node that is connected already, and awaited there."""
+    def introduce(self, generation: int, draining: bool, held: int) -> None:
+        """It is new at a node that is connected already, and awaited there. The node may have had it before, and still
+        hold slots of then."""
         self.generation = generation
+        self.lingering = held
         self.draining = draining
         self.missing = self.awaited = True
         self.reload()

@@ -175,6 +175,30 @@ def test_slots_held_from_before_linger_from_the_start_of_a_generation() -> None:
     w.pool.validate()
 
 
+@pytest.mark.req("POOL-12", "REG-3", "CONF-2")
+def test_slots_held_at_a_provider_that_comes_back_linger_from_its_start() -> None:
+    """The edge was started with a file in which it had been left out, and its node had calls there."""
+    kept, back = provider("kept"), provider("back", capacity=3)
+    w = PoolWorld([kept], [group("g", kept)], ready=False)
+    w.connect(held={"back": 2, "never": 7})
+    w.pool.call_closed("n1", w.generations["n1"], "back", w.now)
+    w.providers, w.groups = [kept, back], [group("g", back)]
+    w.configure()
+    w.pool.applied("n1", w.generations["n1"], w.now)
+    assert w.row("back")["lingering"] == 1
+    w.lease(), w.lease()
+    w.wait()
+    assert len(list(w.pool.call_closed("n1", w.generations["n1"], "back", w.now))) == 1
+    w.lose()
+    w.providers = [kept]
+    w.configure()
+    w.connect()
+    w.providers = [kept, back]
+    w.configure()
+    assert w.row("back")["lingering"] == 0, "of a generation that is over"
+    w.pool.validate()
+
+
 @pytest.mark.req("POOL-12", "EXEC-3")
 def test_capacity_exceeded_sets_lingering_to_what_our_leases_do_not_explain_and_keeps_the_place() -> None:
     p = provider("p", capacity=3)
