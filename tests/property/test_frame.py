@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iop._fast import frame
+from iop._fast.message import Message
 from iop.wire.pb import runtime_pb2 as pb
 
 pytestmark = pytest.mark.req("WIRE-3")
@@ -75,6 +76,78 @@ def test_run_events_are_encoded_as_the_runtime_would(**fields: Any) -> None:
 @given(stream_id=U32, n=U32)
 def test_credit_is_encoded_as_the_runtime_would(stream_id: int, n: int) -> None:
     assert frame.encode_credit(stream_id, n) == official("stream_credit", stream_id=stream_id, bytes=n)
+
+
+OWN = ("stream_id", "run_id", "window_bytes", "lease", "header_block", "body_bytes", "session_id", "body_follows")
+
+
+@given(
+    stream_id=U32,
+    run_id=st.text(max_size=200),
+    window_bytes=U32,
+    lease_id=U64,
+    header_block=BYTES,
+    body_bytes=U64,
+    session_id=BYTES,
+    body_follows=st.booleans(),
+    target=st.text(max_size=20),
+)
+def test_messages_are_encoded_as_the_runtime_would(lease_id: int, target: str, **fields: Any) -> None:
+    descriptor = pb.ProviderTunnelRequest.DESCRIPTOR.fields_by_name
+    own = Message(tuple(descriptor[name].number for name in OWN))
+    lease = Message((pb.LeaseBinding.LEASE_ID_FIELD_NUMBER,)).encode(lease_id)
+    envelope = pb.Envelope()
+    request = envelope.provider_tunnel_request
+    request.SetInParent()
+    for name, value in fields.items():
+        setattr(request, name, value)
+    if lease_id:
+        request.lease.lease_id = lease_id
+    values = [lease if name == "lease" else fields[name] for name in OWN]
+    assert own.encode(*values) == request.SerializeToString()
+    payload = pb.Envelope.PROVIDER_TUNNEL_REQUEST_FIELD_NUMBER
+    assert own.encode_frame(payload, b"", *values) == framed(envelope.SerializeToString())
+    front = pb.ProviderTunnelRequest(target=target).SerializeToString()
+    request.target = target
+    found = own.encode_frame(payload, front, *values)
+    assert pb.Envelope.FromString(found[4:]) == envelope
+    assert len(found) == len(framed(envelope.SerializeToString()))
+
+
+class Changing:
+    """It was 1 when its size was asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __index__(self) -> int:
+        self.asked += 1
+        return 1 << 7 * self.asked
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ((-1, 0), OverflowError),
+        ((1 << 64, 0), OverflowError),
+        ((1.0, 0), TypeError),
+        ((None, 0), TypeError),
+        ((Changing(), 0), TypeError),
+        (("\ud800", 0), UnicodeEncodeError),
+        ((1,), ValueError),
+        ((1, 2, 3), ValueError),
+    ],
+)
+def test_values_that_are_no_fields_are_refused(values: tuple[Any, ...], error: type[Exception]) -> None:
+    message = Message((1, 1 << 28))
+    with pytest.raises(error):
+        message.encode(*values)
+    with pytest.raises(error):
+        message.encode_frame(7, b"front", *values)
+    assert message.encode(5, b"x") == b"\x08\x05\x82\x80\x80\x80\x08\x01x"
+    for numbers in ((0,), (1 << 29,), (-1,)):
+        with pytest.raises(ValueError, match="field number"):
+            Message(numbers)
 
 
 @given(seq=U64, ack=st.booleans())
