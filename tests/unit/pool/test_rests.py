@@ -149,9 +149,9 @@ def test_a_rest_costs_no_look_at_those_who_stay() -> None:
             assert world.pool.submit(ticket, world.now) is None
         best = 1e9
         for attempt in range(30):
-            began = time.perf_counter()
+            began = time.thread_time()
             assert world.pool.rest(lease, 0.01 * (attempt + 1), world.now) == []
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         costs.append(best)
     assert costs[1] < 3 * costs[0], costs
 

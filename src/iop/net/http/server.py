@@ -100,10 +100,8 @@ class HttpConnection(asyncio.Protocol):
         self._polling = False  # one timer each, however often reading or writing stops and goes on
         self._watching = False
         self._discarded = 0
-        self._cut = (
-            False  # the end is to be a reset, once the client has taken these bytes; since when they are so many
-        )
-        self._untaken = 0
+        self._cut = False  # the end is to be a reset, once the client has taken what came before
+        self._untaken = 0  # bytes that it has not taken, and since when they are so many
         self._untaken_at = 0.0
         self._discard_until = 0.0
         self._keep = False  # once the body is gone that is being discarded
