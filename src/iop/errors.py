@@ -106,11 +106,30 @@ class InvalidRequest(IopError):
         self.param = param
 
 
+#: What the kernels find, in words. A reason that is not here is a sentence already.
+_FRAMING = {
+    "bad_start": "malformed HTTP head: it does not begin with a method; is TLS spoken to a port without it?",
+    "bare_cr": "malformed HTTP: a carriage return without a line feed",
+    "chunk_end": "malformed HTTP body: a chunk is longer than its size says",
+    "chunk_extension": "malformed HTTP body: a control character in a chunk extension",
+    "chunk_extension_too_long": "malformed HTTP body: chunk extensions are too long",
+    "chunk_size": "malformed HTTP body: the size of a chunk is not a hexadecimal number followed by CRLF",
+    "content_length": "malformed HTTP head: content-length is not one decimal number",
+    "control_character": "malformed HTTP head: a control character, or a line feed without a carriage return",
+    "field_name": "malformed HTTP head: the name of a field is empty or has characters that are not allowed there",
+    "field_value": "malformed HTTP head: the value of a field has characters that are not allowed there",
+    "folded_line": "malformed HTTP head: a line begins with a blank",
+    "status": "malformed HTTP head: the status is not one that can be passed on",
+    "trailer": "malformed HTTP body: a line behind the last chunk is not a field",
+    "trailer_too_long": "malformed HTTP body: the fields behind the last chunk are too long",
+}
+
+
 class HeadError(InvalidRequest):
-    """An HTTP head or field block breaks RFC 9112 (API-6). ``reason`` is a closed-set name for the counter."""
+    """An HTTP head or field block breaks RFC 9112 (API-6). ``reason`` is a name of ``_FRAMING``, or a sentence."""
 
     def __init__(self, reason: str, *, status: int | None = None) -> None:
-        super().__init__(f"malformed HTTP head: {reason}")
+        super().__init__(_FRAMING.get(reason, reason))
         self.reason = reason
         if status is not None:
             self.status = status
@@ -123,10 +142,10 @@ class HeadTooLarge(HeadError):
 
 
 class BodyError(InvalidRequest):
-    """A message body's framing breaks RFC 9112 (API-6). ``reason`` is a closed-set name for the counter."""
+    """A message body's framing breaks RFC 9112 (API-6). ``reason`` is a name of ``_FRAMING``."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"malformed HTTP body: {reason}")
+        super().__init__(_FRAMING[reason])
         self.reason = reason
 
 

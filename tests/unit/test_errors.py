@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from iop import errors
 from iop.wire.pb import runtime_pb2
+
+SOURCES = Path(errors.__file__).parent
 
 
 def tree(cls: type[errors.IopError] = errors.IopError) -> Iterator[type[errors.IopError]]:
@@ -89,3 +93,16 @@ def test_errors_with_shapes_of_their_own() -> None:
     moved = errors.InvalidTransition("link", "ready", "register", ("accepted", "ready"))
     assert "link: no transition for 'register' in state 'ready' (before: accepted > ready)" in moved.message
     assert errors.ConfigError(["a", "b"]).message == "a\nb"
+
+
+@pytest.mark.req("API-6")
+def test_what_the_kernels_find_is_told_in_words() -> None:
+    """Their reasons are names; a client is told a sentence."""
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py*") if path.suffix in {".py", ".pyx"}]
+    found = re.findall(r'(?:_fail|HeadError|BodyError)\("([a-z_-]+)"', "".join(sources))
+    assert len(found) > 20
+    for reason in found:
+        for error in (errors.HeadError(reason), errors.BodyError(reason)):
+            assert error.reason == reason
+            assert error.message.startswith("malformed HTTP")
+            assert len(error.message.split()) > 6, error.message

@@ -149,6 +149,14 @@ def _end_of_hop(connection: bytes, http10: bool) -> tuple[bool, frozenset[bytes]
     return stays, HOP_BY_HOP if tokens <= _HARMLESS else HOP_BY_HOP | tokens
 
 
+def _unreadable(line: bytes) -> HeadError:
+    """Why a request was not taken, by its first line: the parser refuses methods that it does not know, too."""
+    method = line.partition(b" ")[0]
+    if method not in METHODS and re.fullmatch(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", method):
+        return HeadError("this method is not supported", status=501)
+    return HeadError("the request head is malformed")
+
+
 def parse_request(head: bytes) -> RequestHead:
     """The head of one request, blank line included. Raises HeadError (400, 414, 501, 505) or HeadTooLarge (431)."""
     line = head[: head.find(b"\r\n")]
@@ -162,15 +170,15 @@ def parse_request(head: bytes) -> RequestHead:
     except httptools.HttpParserUpgrade:
         pass  # an upgrade that nobody takes up is an ordinary request
     except httptools.HttpParserError:
-        raise HeadError("the request head is malformed") from None
+        raise _unreadable(line) from None
     if not fields.complete:
-        raise HeadError("the request head is malformed")
+        raise _unreadable(line)
     method: bytes = parser.get_method()
     target = fields.target
     if line != b" ".join((method, target, version)):
         raise HeadError("the request line must be method, target and version with one space between them")
     if method not in METHODS:
-        raise HeadError("this method is not spoken here", status=501)
+        raise _unreadable(line)
     if len(fields.items) > MAX_FIELDS:
         raise HeadTooLarge(f"more than {MAX_FIELDS} header fields")
     if len(target) > MAX_TARGET_BYTES:
