@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from iop.net.loop import Runtime
+from iop.node.engines import Engines
 from iop.node.probe import probe
 from iop.node.provider import Allowance, Provider
 from iop.wire import messages as m
@@ -30,7 +31,7 @@ def test_a_real_server_is_well(llama: Llama, kind: str, target: str, found: str)
         runtime = Runtime(asyncio.get_running_loop())
         config = m.ProviderConfig("p", kind, llama.direct, 1, 1000, 1000, enabled=True)
         provider = Provider(runtime, config, Allowance(), llama.direct)
-        assert (await probe(provider, target)).health == found
+        assert (await probe(provider, target, Engines(runtime, lambda provider: 0))).health == found
         provider.close()
 
     body()

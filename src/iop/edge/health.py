@@ -15,7 +15,7 @@ from typing import Any
 
 from iop.edge.commands import Commands
 from iop.errors import IopError, NodeDisconnected
-from iop.execution.failure import HealthReason
+from iop.execution.failure import HealthReason, ListFault
 from iop.net.wheel import Timer, Wheel
 from iop.observability.events import EventBus, ProviderChanged
 from iop.observability.metrics import EdgeMetrics
@@ -192,7 +192,8 @@ class Health:
         if question.targets:
             found = None
             if not isinstance(answer, IopError) and answer.provider_health is m.ProviderHealth.AVAILABLE:
-                found = Look(frozenset(answer.not_listed), answer.not_an_api)
+                fault = _LIST_FAULTS.get(answer.list_fault)
+                found = Look(frozenset(answer.not_listed), answer.not_an_api, fault)
             self.overlay.seen(question, found, now)
             self._watch()
             return
@@ -261,6 +262,11 @@ class Health:
 
 
 _REASONS = {m.HealthReason[reason.name]: reason for reason in HealthReason}
+_LIST_FAULTS = {m.ListFault[fault.name]: fault for fault in ListFault}
+_LIST_NOTES = {
+    ListFault.FAILING: "no list of models: it answers with 5xx or not at all",
+    ListFault.TOO_LARGE: "the list of models is too large to compare with",
+}
 
 
 def _note(look: Look | None) -> str | None:
@@ -269,6 +275,8 @@ def _note(look: Look | None) -> str | None:
         return None
     if look.not_an_api:
         return "not an API: /v1 missing?"
+    if look.list_fault is not None:
+        return _LIST_NOTES[look.list_fault]
     return "not listed: " + ", ".join(sorted(look.not_listed)) if look.not_listed else None
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "ExecutionFailure",
     "HealthReason",
+    "ListFault",
     "LivenessClassification",
     "ProviderHealth",
     "capacity_exceeded",
@@ -54,6 +55,17 @@ class HealthReason(enum.StrEnum):
     FAILING = "failing"
     NOT_LISTED = "not_listed"
     STALLED = "stalled"
+
+
+class ListFault(enum.StrEnum):
+    """Why a server that is well has no list of models to compare its targets with (HEALTH-10).
+
+    ``failing``: the question for the list is answered with 5xx, or not at all. ``too_large``: the list is larger than
+    the node reads.
+    """
+
+    FAILING = "failing"
+    TOO_LARGE = "too_large"
 
 
 #: The only pairs of evidence that exist (LIVE-7).

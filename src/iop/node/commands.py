@@ -132,6 +132,8 @@ class Commands:
             seen = await self._health.look(provider, request.targets)  # shown, and no evidence: it has no number
             health = seen.finding.health
             answer.not_listed, answer.not_an_api = list(seen.not_listed), seen.not_an_api
+            if seen.list_fault is not None:
+                answer.list_fault = m.ListFault[seen.list_fault.name]
         else:
             health, answer.health_observation_seq = await self._health.observe(
                 provider, request.target, _REASONS.get(request.reason)

@@ -1,7 +1,8 @@
 """What the engines behind the providers say that they are doing, asked once for all who want to know (POOL-13, TUN-5d).
 
 An engine has one question under way at a time, and one that must not be asked often is asked no more than its adapter
-allows: until then everybody gets the last answer. A question has a connection of its own, and takes no slot.
+allows: until then everybody gets the last answer. The probes of such an engine that ask the same path take their answer
+from here, too. A question has a connection of its own, and takes no slot.
 """
 
 from __future__ import annotations
@@ -12,28 +13,35 @@ from dataclasses import dataclass
 from functools import partial
 
 from iop.errors import IopError, ProviderUnreachable
+from iop.net.http.fetch import AnswerTooLarge
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
 from iop.node.adapters import Figures
+from iop.node.adapters.questions import ABSENT
 from iop.node.provider import Provider
 
 __all__ = ["ENGINE_S", "Engines", "Reading"]
 
 ENGINE_S = 2.0  # for one engine, so that one that hangs hides no figure of the others
 ENGINES_AT_ONCE = 16
-_ABSENT = frozenset({404, 405, 501})  # how servers say that they have no such endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One answer, or None for ``figures`` without one. ``asked_at`` is in the wheel's time. ``open_calls`` is how many
-    calls the node had open at this provider while it was asked: the lower one of before and after. ``mute``: the server
-    is not there, or has no such endpoint, so it will not tell."""
+    calls the node had open at this provider while it was asked: the lower one of before and after. ``status`` is that
+    of the answer; without one ``fault`` says why, or the time was over."""
 
     asked_at: float
     open_calls: int
     figures: Figures | None
-    mute: bool = False
+    status: int = 0
+    fault: type[IopError] | None = None
+
+    @property
+    def mute(self) -> bool:
+        """Whether the server is not there, or has no such endpoint, so that it will not tell."""
+        return self.status in ABSENT or self.fault is ProviderUnreachable
 
     @property
     def surplus(self) -> int:
@@ -76,6 +84,21 @@ class Engines:
             if reading.asked_at > since:
                 return reading
 
+    def rests(self, provider: Provider, path: bytes) -> bool:
+        """Whether ``path`` is where this provider's engine is asked, and must not be asked often."""
+        engine = provider.adapter.engine
+        return engine is not None and engine.rest_s > 0 and path == provider.engine_path
+
+    async def status(self, provider: Provider) -> int:
+        """The status of the engine's last answer as long as it rests, else of the answer to a question now.
+
+        Raises what that question raised: an IopError, or TimeoutError.
+        """
+        reading = await self.ask(provider)
+        if reading is None or not reading.status:
+            raise reading.fault if reading is not None and reading.fault is not None else TimeoutError
+        return reading.status
+
     def close(self) -> None:
         """No engine is asked any more; who waits is cancelled."""
         self._closed = True
@@ -100,16 +123,18 @@ class Engines:
         engine, provider_id = provider.adapter.engine, provider.config.id
         assert engine is not None
         figures: Figures | None = None
-        mute = False
+        fault: type[IopError] | None = None
+        status = 0
         async with self._at_once:
             asked_at, before = self._now, self._open_calls(provider_id)
             try:
                 async with asyncio.timeout(ENGINE_S):
                     status, body = await provider.ask(b"GET", provider.engine_path, max_bytes=engine.max_bytes)
                 figures = engine.read(body) if status == 200 else None
-                mute = status in _ABSENT
-            except ProviderUnreachable:
-                mute = True
-            except (TimeoutError, IopError):
+            except TimeoutError:
                 pass
-        return Reading(asked_at, min(before, self._open_calls(provider_id)), figures, mute)
+            except AnswerTooLarge as exc:
+                status = exc.status
+            except IopError as exc:
+                fault = type(exc)
+        return Reading(asked_at, min(before, self._open_calls(provider_id)), figures, status, fault)

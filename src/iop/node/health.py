@@ -27,9 +27,9 @@ from iop.wire import messages as m
 
 __all__ = ["MISSING_REST_S", "MOST_REPORTS", "REST_S", "Health"]
 
-REST_S = 1.0  # between two reports about one target
 log = logging.getLogger("iop.node.health")
 
+REST_S = 1.0  # between two reports about one target
 MISSING_REST_S = 10.0  # between two looks at one target that a provider answered 404 for (HEALTH-7)
 MOST_REPORTS = 64  # of targets at a time; a node with more dead ones than that says so of these first
 
@@ -92,7 +92,10 @@ class Health:
 
         stall = cause == "stall"
         key = provider, target, reason, stall
-        ask = self._ask_of_stall(provider, target, since) if stall else probe(provider, target, reason=reason)
+        if stall:
+            ask = self._ask_of_stall(provider, target, since)
+        else:
+            ask = probe(provider, target, self._backends.engines, reason=reason)
         self._probe(key, ask).add_done_callback(done)
 
     async def observe(
@@ -111,7 +114,7 @@ class Health:
     async def look(self, provider: Provider, targets: Sequence[str]) -> Look:
         """One look at a provider for all of its targets; what is dead is reported as if a call had found it
         (HEALTH-10)."""
-        found = await look(provider, targets)
+        found = await look(provider, targets, self._backends.engines)
         self._metrics.probes["command", found.finding.health.value].value += 1
         self._announce(provider, targets[0], found.finding)
         if found.finding.health is ProviderHealth.UNAVAILABLE:
@@ -136,7 +139,7 @@ class Health:
         """The probe and the engine's figures of a call that has stalled, or may have: within one bound."""
         clock = self._runtime.loop.time
         due_at = clock() + BOUND_S
-        found = await probe(provider, target, bound_s=BOUND_S)
+        found = await probe(provider, target, self._backends.engines, bound_s=BOUND_S)
         if found.target_only:
             # What is lowered for that is the target, and a stall would lower the provider (HEALTH-7).
             self.tell(provider, target, found)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from iop.execution.failure import (
     CLASSIFICATION_OF,
     HealthReason,
+    ListFault,
     LivenessClassification,
     ProviderHealth,
     normalise_evidence,
@@ -124,10 +125,11 @@ class Lowering(NamedTuple):
 
 class Look(NamedTuple):
     """What a look at a provider found (HEALTH-10). ``not_listed``: targets that its server does not list.
-    ``not_an_api``: its base URL leads to no API."""
+    ``not_an_api``: its base URL leads to no API. ``list_fault``: why the server's list was not compared with."""
 
     not_listed: frozenset[str] = frozenset()
     not_an_api: bool = False
+    list_fault: ListFault | None = None
 
 
 class Question(NamedTuple):

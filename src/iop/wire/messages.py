@@ -35,6 +35,7 @@ __all__ = [
     "Inventory",
     "LeaseBinding",
     "Lifecycle",
+    "ListFault",
     "LivenessClassification",
     "Message",
     "NodeCommand",
@@ -144,6 +145,14 @@ class HealthScope(IntEnum):
 
     UNSPECIFIED = 0
     TARGET = 1
+
+
+class ListFault(IntEnum):
+    """Why a server that is well has no list of models to compare with (HEALTH-10)."""
+
+    UNSPECIFIED = 0
+    FAILING = 1
+    TOO_LARGE = 2
 
 
 class CancelReason(IntEnum):
@@ -435,6 +444,7 @@ class NodeCommandResponse:
     not_listed: list[str] = field(default_factory=list)
     not_an_api: bool = False
     session_id: bytes = b""
+    list_fault: ListFault = ListFault.UNSPECIFIED
 
 
 @dataclass(slots=True)

@@ -383,6 +383,30 @@ def test_questions_leave_room_for_other_commands_and_come_again() -> None:
     assert world.links["n1"].asked[-1].command is m.NodeCommand.CAPABILITIES
 
 
+@pytest.mark.req("HEALTH-10")
+@pytest.mark.parametrize(
+    ("found", "health", "note"),
+    [
+        ({"not_listed": ["t-p"]}, "available", "not listed: t-p"),
+        ({"not_an_api": True}, "unknown", "not an API: /v1 missing?"),
+        ({"list_fault": m.ListFault.FAILING}, "available", "no list of models: it answers with 5xx or not at all"),
+        ({"list_fault": m.ListFault.TOO_LARGE}, "available", "the list of models is too large to compare with"),
+        ({"list_fault": 99}, "available", None),  # of a later node
+    ],
+)
+def test_what_a_look_finds_is_shown_and_the_provider_stays_a_candidate(
+    found: dict[str, Any], health: str, note: str | None
+) -> None:
+    world = World()
+    world.health.ready("n1", world.pool.generations["n1"])
+    world.advance(2 * TICK_S)
+    world.links["n1"].answer(AVAILABLE, 0, **found)
+    row = {"id": "p", "health": "available"}
+    world.health.show("n1", row)
+    assert (row["health"], row["note"]) == (health, note)
+    assert world.lease() is not None
+
+
 @pytest.mark.req("HEALTH-3", "CONF-2")
 def test_a_changed_target_brings_a_provider_back_and_a_removed_one_leaves_nothing() -> None:
     world = World()

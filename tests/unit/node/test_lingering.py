@@ -22,7 +22,7 @@ class Slots:
         world.probe = self._answer
 
     def _answer(self, served: Served) -> None:
-        if served.path == b"/health":  # of a probe
+        if served.path != b"/slots":  # of a probe or a look
             served.answer(200)
             return
         self.asked_at.append(self.world.now)
@@ -179,6 +179,40 @@ def test_however_many_ask_an_engine_is_asked_every_two_seconds_at_most() -> None
         slots.running = 0
         world.pass_s(3)
         assert lingering(world) == (0, 20)
+
+
+@pytest.mark.req("TUN-5d", "HEALTH-5", "LIVE-5")
+@pytest.mark.parametrize("config", [{}, {"health_path": "/slots"}], ids=["own", "configured"])
+@pytest.mark.parametrize("answer_s", [0.0, 0.5])
+def test_whatever_asks_an_engine_asks_it_every_two_seconds_at_most(config: dict[str, str], answer_s: float) -> None:
+    """Probes of stalls, of lost calls and of the edge, looks, the load and what lingers: one question serves all."""
+    with VirtualNode("llama_cpp", capacity=64, **config) as world:
+        slots = Slots(world, running=3)
+        at_once = world.probe
+        assert at_once is not None
+        world.probe = lambda served: world.outside.call_later(answer_s, at_once, served)  # type: ignore[assignment,return-value]
+        numbers = iter(range(1, 1000))
+        for turn in range(20):
+            world.cancel(world.open(**SLOW))
+            world.open(response_stall_timeout_ms=700)
+            world.run(response_stall_timeout_ms=400)
+            world.open().served.transport.peer.reset()
+            world.ask(number=next(numbers))
+            world.ask(number=next(numbers), reason=m.HealthReason.FAILING)
+            world.ask(number=next(numbers), targets=["t"])
+            world.tell(m.NodeCommandRequest(next(numbers), m.NodeCommand.TRANSPORT_STATUS, timeout_ms=5000))
+            world.pass_s(0.21 + turn / 100)
+        world.pass_s(6)
+        assert len(slots.asked_at) > 4
+        assert all(
+            later - sooner >= ASK_S - 0.1 for sooner, later in zip(slots.asked_at, slots.asked_at[1:], strict=False)
+        ), slots.asked_at
+        answers = world.heard(m.NodeCommandResponse)
+        assert len(answers) == 80
+        assert {a.provider_health.name for a in answers if not a.transports} == {"AVAILABLE"}
+        assert {o.provider_health.name for o in world.observations} <= {"AVAILABLE"}
+        slots.running = 0
+        world.pass_s(5)
 
 
 @pytest.mark.req("TUN-5d", "POOL-12", "EXEC-7")

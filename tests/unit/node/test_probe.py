@@ -26,7 +26,11 @@ CASES: list[tuple[str, Answers, str]] = [
     ("openai_compat", {"/v1/models": (200, b"{}")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (200, b"<html>")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (200, b"[" * 100_000)}, "UNKNOWN"),
-    ("openai_compat", {"/v1/models": (200, b'{"data":[' + b'{"id":"x"},' * 120_000 + b"]}")}, "UNKNOWN"),
+    (
+        "openai_compat",
+        {"/v1/models": (200, b'{"data":[' + b'{"id":"x"},' * 120_000 + b"]}")},
+        "AVAILABLE",
+    ),  # too large to read
     ("openai_compat", {"/v1/models": (401, b"")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (429, b"")}, "UNKNOWN"),
     ("openai_compat", {"/v1/models": (500, b"")}, "UNAVAILABLE"),
@@ -238,6 +242,22 @@ def test_what_lowered_a_target_says_how_its_probe_is_read(kind: str, answers: An
                 assert marks[health(world, reason=STALLED)] == found[place]
 
 
+@pytest.mark.req("HEALTH-5", "HEALTH-8")
+@pytest.mark.parametrize("reason", list(m.HealthReason))
+@pytest.mark.parametrize("kind", ["openai_compat", "vllm", "ollama", "llama_cpp", "configured"])
+def test_a_server_whose_answers_are_too_large_to_read_comes_back(kind: str, reason: m.HealthReason) -> None:
+    """A good status is enough for health; the body is needed for the list alone."""
+    config = {"health_path": "/ready"} if kind == "configured" else {}
+    large = (200, b'{"data":[' + b",".join([b'{"id":"another-model","object":"model"}'] * 30_000) + b"]}")
+    with VirtualNode("openai_compat" if kind == "configured" else kind, **config) as world:
+        world.refuse()
+        assert health(world) == "UNAVAILABLE"
+        world.listen()
+        paths = ("/v1/models", "/health", "/slots", "/api/ps", "/api/tags", "/ready")
+        world.probe = playing(dict.fromkeys(paths, large))  # type: ignore[assignment]
+        assert health(world, reason=reason) == "AVAILABLE"
+
+
 @pytest.mark.req("HEALTH-7", "HEALTH-8")
 @pytest.mark.parametrize("reason", list(m.HealthReason))
 def test_a_server_that_answers_to_names_which_it_does_not_list_comes_back(reason: m.HealthReason) -> None:
@@ -315,6 +335,49 @@ def test_one_look_tells_what_is_wrong_with_a_provider_and_its_targets(
         assert answer.provider_health.name == health
         assert (answer.not_listed, answer.not_an_api) == (not_listed, not_an_api)
         assert world.observations == [], "what is shown is no evidence"
+
+
+@pytest.mark.req("HEALTH-10")
+@pytest.mark.parametrize(
+    ("models", "fault"),
+    [
+        ((200, LACKS), "UNSPECIFIED"),
+        (GONE, "UNSPECIFIED"),
+        ((501, b""), "UNSPECIFIED"),
+        ((401, b""), "UNSPECIFIED"),
+        (ERROR, "FAILING"),
+        (BUSY, "FAILING"),
+        (SILENT, "FAILING"),
+        (RESETS, "FAILING"),
+        (GARBLED, "FAILING"),
+        ((200, b"x" * (1 << 21)), "TOO_LARGE"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "config"), [("openai_compat", {"health_path": "/ready"}), ("llama_cpp", {}), ("ollama", {})]
+)
+def test_a_list_that_cannot_be_had_is_noted_and_says_nothing_of_a_server_that_is_well(
+    kind: str, config: dict[str, str], models: tuple[int, bytes] | str, fault: str
+) -> None:
+    with VirtualNode(kind, **config) as world:
+        answers = {"/v1/models": models, "/ready": OK, "/health": OK, "/slots": (200, b"[]"), "/api/ps": (200, PS)}
+        world.probe = playing(answers)  # type: ignore[assignment]
+        answer = looked(world, "t")
+        assert (answer.provider_health.name, answer.list_fault.name) == ("AVAILABLE", fault)
+        assert not answer.not_an_api
+        assert world.observations == []
+
+
+@pytest.mark.req("HEALTH-10", "HEALTH-6")
+@pytest.mark.parametrize("models", [(200, LISTS), GONE, ERROR])
+def test_a_look_asks_what_the_next_probe_would_ask(models: tuple[int, bytes]) -> None:
+    """A server whose own word is that it fails is lowered before the first request, whatever it lists."""
+    with VirtualNode(health_path="/ready") as world:
+        world.probe = playing({"/v1/models": models, "/ready": BUSY})  # type: ignore[assignment]
+        assert looked(world, "t").provider_health is m.ProviderHealth.UNAVAILABLE
+        (seen,) = world.observations
+        assert seen.reason is FAILING
+        assert health(world, reason=FAILING) == "UNAVAILABLE"
 
 
 @pytest.mark.req("HEALTH-10", "HEALTH-6")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iop.execution.failure import HealthReason, LivenessClassification, ProviderHealth
+from iop.execution.failure import HealthReason, ListFault, LivenessClassification, ProviderHealth
 from iop.pool.evidence import (
     Change,
     Evidence,
@@ -445,7 +445,7 @@ def test_what_a_look_finds_is_shown_and_lowers_nothing() -> None:
 
 
 @pytest.mark.req("HEALTH-10")
-@pytest.mark.parametrize("found", [Look(frozenset({"t"})), Look(not_an_api=True)])
+@pytest.mark.parametrize("found", [Look(frozenset({"t"})), Look(not_an_api=True), Look(list_fault=ListFault.TOO_LARGE)])
 def test_what_a_look_finds_wrong_is_looked_at_until_it_is_right(found: Look) -> None:
     world = World()
     world.overlay.begin("n2", 3)

@@ -10,14 +10,29 @@ import asyncio
 import ssl as ssl_module
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
-from iop.errors import IopError, NodeExhausted, ProviderConnectionLost, ProviderProtocolError, ProviderUnreachable
+from iop.errors import (
+    IopError,
+    NodeExhausted,
+    PayloadTooLarge,
+    ProviderConnectionLost,
+    ProviderProtocolError,
+    ProviderUnreachable,
+)
 from iop.net.flow import is_exhausted
 from iop.net.http.client import MAX_HEAD_BYTES, MAX_INTERIM, Origin
 from iop.net.http.head import ResponseHead, parse_response
 
-__all__ = ["fetch"]
+__all__ = ["AnswerTooLarge", "fetch"]
 
 READ_BYTES = 65536
+
+
+class AnswerTooLarge(ProviderProtocolError):
+    """The body of an answer is above the caller's bound; the answer's ``status`` came before it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("the provider's answer is too large")
+        self.status = status
 
 
 async def fetch(
@@ -32,8 +47,8 @@ async def fetch(
 ) -> tuple[int, bytes]:
     """Status and body of the answer. ``path`` is the whole target, ``fields`` the header lines, Host included.
 
-    Raises ProviderUnreachable, ProviderConnectionLost, or ProviderProtocolError, also for an answer above
-    ``max_bytes``; NodeExhausted where it is this machine that can open no connection.
+    Raises ProviderUnreachable, ProviderConnectionLost, or ProviderProtocolError; AnswerTooLarge, which is one of the
+    last kind, for a body above ``max_bytes``; NodeExhausted where it is this machine that can open no connection.
     """
     try:
         if origin.scheme == "unix":
@@ -53,6 +68,8 @@ async def fetch(
         raise ProviderConnectionLost from None
     except (ProviderConnectionLost, ProviderProtocolError):
         raise
+    except PayloadTooLarge:
+        raise AnswerTooLarge(head.status) from None
     except IopError:  # of the head or the body, with what was wrong in it
         raise ProviderProtocolError from None
     finally:

@@ -34,9 +34,12 @@ def read(slots: bytes) -> Figures | None:
         return None
 
 
-def _slots(status: int, body: bytes, target: str, listing: Listing) -> Said:
-    """It takes any model's name, so its target is not looked for; and it may have been started without this list. What
-    counts is that the list comes: the loop that makes tokens answers it, and ``/health`` is answered beside that."""
+def _slots(status: int, body: bytes | None, target: str, listing: Listing) -> Said:
+    """Whether the loop that makes tokens works: this loop answers ``/slots``, and another thread answers ``/health``.
+
+    Any status but 5xx is good. 501 is good too: the server was started without the list. The target is not looked for,
+    because the server takes any model's name.
+    """
     return Said.FAILING if status >= 500 and status != 501 else Said.WELL
 
 

@@ -13,7 +13,19 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["Listing", "Question", "Reading", "Said", "alive", "listed", "models", "names_in", "well", "working"]
+__all__ = [
+    "ABSENT",
+    "Listing",
+    "Question",
+    "Reading",
+    "Said",
+    "alive",
+    "listed",
+    "models",
+    "names_in",
+    "well",
+    "working",
+]
 
 MOST_NAMES = 20_000  # that are remembered of one server
 
@@ -58,10 +70,10 @@ class Listing:
         self._names.clear()
 
 
-_ABSENT = frozenset({404, 405, 501})  # how servers say that they have no such endpoint
+ABSENT = frozenset({404, 405, 501})  # how servers say that they have no such endpoint
 
-#: What (status, body, target) say, with what the server has listed so far.
-Reading = Callable[[int, bytes, str, Listing], Said]
+#: What (status, body, target) say, with what the server has listed so far. The body is None if it is too large to read.
+Reading = Callable[[int, bytes | None, str, Listing], Said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class Question:
 def well(good: Said) -> Reading:
     """By the status alone; ``good`` is what a good one says."""
 
-    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
+    def read(status: int, body: bytes | None, target: str, listing: Listing) -> Said:
         if 200 <= status <= 299:
             return good
         return _refusal(status)
@@ -87,7 +99,7 @@ def well(good: Said) -> Reading:
 
 def _refusal(status: int) -> Said:
     """What a status says that is no good one."""
-    if status in _ABSENT:
+    if status in ABSENT:
         return Said.ABSENT
     return Said.FAILING if status >= 500 else Said.UNCLEAR
 
@@ -96,7 +108,7 @@ def alive(path: bytes) -> Question:
     """Whether the server is well; then there is more to ask. A server that lacks the endpoint is not of this kind."""
     good = well(Said.ALIVE)
 
-    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
+    def read(status: int, body: bytes | None, target: str, listing: Listing) -> Said:
         said = good(status, body, target, listing)
         return Said.UNCLEAR if said is Said.ABSENT else said
 
@@ -146,9 +158,11 @@ def listed(
     """Whether the server lists exactly the target. ``whole``: the list has every model that the server has; ``same``
     brings names that mean one model to one form."""
 
-    def read(status: int, body: bytes, target: str, listing: Listing) -> Said:
+    def read(status: int, body: bytes | None, target: str, listing: Listing) -> Said:
         if status != 200:
             return _refusal(status)
+        if body is None:  # the status is good; what is in the list is not known
+            return Said.UNLISTED if whole else Said.ALIVE
         found = names_in(body)
         if found is None:
             return Said.UNCLEAR

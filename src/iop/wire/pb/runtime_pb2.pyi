@@ -92,6 +92,12 @@ class HealthScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HEALTH_SCOPE_UNSPECIFIED: _ClassVar[HealthScope]
     HEALTH_SCOPE_TARGET: _ClassVar[HealthScope]
 
+class ListFault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LIST_FAULT_UNSPECIFIED: _ClassVar[ListFault]
+    LIST_FAULT_FAILING: _ClassVar[ListFault]
+    LIST_FAULT_TOO_LARGE: _ClassVar[ListFault]
+
 class RunEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RUN_EVENT_KIND_UNSPECIFIED: _ClassVar[RunEventKind]
@@ -178,6 +184,9 @@ HEALTH_REASON_NOT_LISTED: HealthReason
 HEALTH_REASON_STALLED: HealthReason
 HEALTH_SCOPE_UNSPECIFIED: HealthScope
 HEALTH_SCOPE_TARGET: HealthScope
+LIST_FAULT_UNSPECIFIED: ListFault
+LIST_FAULT_FAILING: ListFault
+LIST_FAULT_TOO_LARGE: ListFault
 RUN_EVENT_KIND_UNSPECIFIED: RunEventKind
 RUN_EVENT_KIND_START: RunEventKind
 RUN_EVENT_KIND_DELTA: RunEventKind
@@ -682,7 +691,7 @@ class NodeCommandRequest(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., command: _Optional[_Union[NodeCommand, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., cancel: _Optional[bool] = ..., argument: _Optional[bytes] = ..., body: _Optional[bytes] = ..., reason: _Optional[_Union[HealthReason, str]] = ..., targets: _Optional[_Iterable[str]] = ..., session_id: _Optional[bytes] = ...) -> None: ...
 
 class NodeCommandResponse(_message.Message):
-    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports", "not_listed", "not_an_api", "session_id")
+    __slots__ = ("command_id", "code", "provider_id", "adapter", "target", "provider_health", "health_observation_seq", "result", "status", "message", "transports", "not_listed", "not_an_api", "session_id", "list_fault")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -697,6 +706,7 @@ class NodeCommandResponse(_message.Message):
     NOT_LISTED_FIELD_NUMBER: _ClassVar[int]
     NOT_AN_API_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LIST_FAULT_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     code: ErrorCode
     provider_id: str
@@ -711,7 +721,8 @@ class NodeCommandResponse(_message.Message):
     not_listed: _containers.RepeatedScalarFieldContainer[str]
     not_an_api: bool
     session_id: bytes
-    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ..., not_listed: _Optional[_Iterable[str]] = ..., not_an_api: _Optional[bool] = ..., session_id: _Optional[bytes] = ...) -> None: ...
+    list_fault: ListFault
+    def __init__(self, command_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., provider_id: _Optional[str] = ..., adapter: _Optional[str] = ..., target: _Optional[str] = ..., provider_health: _Optional[_Union[ProviderHealth, str]] = ..., health_observation_seq: _Optional[int] = ..., result: _Optional[bytes] = ..., status: _Optional[int] = ..., message: _Optional[bytes] = ..., transports: _Optional[_Iterable[_Union[ProviderTransport, _Mapping]]] = ..., not_listed: _Optional[_Iterable[str]] = ..., not_an_api: _Optional[bool] = ..., session_id: _Optional[bytes] = ..., list_fault: _Optional[_Union[ListFault, str]] = ...) -> None: ...
 
 class ProviderTransport(_message.Message):
     __slots__ = ("provider_id", "slots_in_use", "slots", "connections", "engine_tells", "engine_running", "engine_waiting", "engine_counts_requests")
