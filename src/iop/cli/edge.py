@@ -123,7 +123,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_edge
 
     config = load_edge(arguments.config)
-    _check_listeners(arguments.config, config)
     from iop.edge.app import run
 
     watch_input(arguments)

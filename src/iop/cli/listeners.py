@@ -1,4 +1,8 @@
-"""What a listener's address needs before a program is started: ``check`` and ``serve`` ask the same (CONF-1)."""
+"""Look whether this machine has the addresses of listeners: a part of ``check`` (CONF-1).
+
+``serve`` does not ask: an address may come after the program's start, with a VPN, DHCP or DNS. There the attempt to
+listen tells, and the program ends with exit code 1, so that a service manager tries again (SUP-3).
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,11 @@ def check_listeners(file: Path, listeners: Mapping[str, HostPort | None]) -> Non
         listeners: Addresses by setting; None is a listener that is switched off.
 
     Raises:
-        ConfigError: With every address that this machine does not have, may not use, or has twice in the file.
+        ConfigError: With every address that this machine does not have or may not use.
     """
     faults = []
-    taken: dict[HostPort, str] = {}
     for setting, address in listeners.items():
-        if address is None:
-            continue
-        fault = _fault(address)
-        if address.port and (first := taken.setdefault(address, setting)) != setting:
-            fault = f"the same address as {first}"
+        fault = _fault(address) if address is not None else ""
         if fault:
             faults.append(f"{file}: {setting}: {address}: {fault}")
     if faults:
@@ -42,9 +41,17 @@ def _fault(address: HostPort) -> str:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror:
         return "this name has no address; write an address of this machine"
+    lacking = ""
+    usable = False
     for family, kind, protocol, _, where in found:
         try:
-            with socket.socket(family, kind, protocol) as sock:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # as a kernel without IPv6 says of one of a name's families: listeners leave it out
+            lacking = error.strerror or str(error)
+            continue
+        usable = True
+        try:
+            with sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind(where)
         except OSError as error:
@@ -55,4 +62,4 @@ def _fault(address: HostPort) -> str:
             if error.errno == errno.EACCES:
                 return "this user may not listen on this port; use one above 1023"
             return error.strerror or str(error)
-    return ""
+    return "" if usable else lacking

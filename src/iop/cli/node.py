@@ -58,7 +58,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from iop.config.load import load_node
 
     config = load_node(arguments.config)
-    _check_listeners(arguments.config, config)
     from iop.node.app import run
 
     watch_input(arguments)

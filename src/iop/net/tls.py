@@ -119,12 +119,17 @@ class TlsListener:
         self.refused = 0  # for want of room
 
     async def start(self, host: str, port: int) -> int:
-        """Binds and listens; returns the port, of several that of the first. Raises OSError."""
+        """Bind and listen; returns the port, of several that of the first. Raises OSError."""
         loop = self._runtime.loop
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
+            lacking: OSError | None = None
             for family, kind, protocol, _, address in dict.fromkeys(found):
-                sock = socket.socket(family, kind, protocol)
+                try:
+                    sock = socket.socket(family, kind, protocol)
+                except OSError as exc:  # a kernel without IPv6, say: the loop's own listeners leave it out, too
+                    lacking = exc
+                    continue
                 self._sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
@@ -135,6 +140,8 @@ class TlsListener:
                     sock.listen(LISTEN_BACKLOG)
                 except OSError as exc:  # which does not say where, as the loop's own listeners do
                     raise OSError(exc.errno, f"cannot bind to {address[:2]}: {exc.strerror}") from None
+            if lacking is not None and not self._sockets:
+                raise lacking
         except OSError:
             self._close_sockets()
             raise

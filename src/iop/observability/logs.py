@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import socket
 import sys
 import threading
 import time
@@ -284,7 +285,9 @@ async def listen(
     try:
         bound = await start(host, port)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        # The loop wraps the system's text in one of its own. A resolver's numbers are not the system's.
+        of_system = bool(error.errno) and not isinstance(error, socket.gaierror)
+        reason = os.strerror(error.errno) if of_system else error.strerror or str(error)
         fields = {"setting": setting, "address": f"{name}:{port}", "reason": reason}
         logger.error("cannot_listen", extra={"fields": fields})
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -102,6 +103,37 @@ async def test_closing_ends_handshakes_and_lets_connections_go_on(tmp_path: Path
         writer.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(it.address)
+
+
+@pytest.mark.req("CONF-1")
+@pytest.mark.parametrize("unusable", [1, 2])
+@async_test()
+async def test_a_family_that_the_kernel_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch, unusable: int) -> None:
+    families = (socket.AF_INET6, socket.AF_INET)
+    whole = socket.socket
+
+    def make(family: int, *more: int) -> socket.socket:
+        if family in families[:unusable]:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return whole(family, *more)
+
+    async def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        found = zip(families, ("::1", "127.0.0.1"), strict=True)
+        return [(family, socket.SOCK_STREAM, 0, "", (host, 0)) for family, host in found]
+
+    def nothing(*_: Any) -> None: ...
+
+    loop = SimpleNamespace(getaddrinfo=getaddrinfo, add_reader=nothing, remove_reader=nothing)
+    more: Any = dict.fromkeys(("context", "room", "handshake_s", "plain_answer", "failures", "shutdown_s"), nothing)
+    listener = TlsListener(cast("Runtime", SimpleNamespace(loop=loop)), asyncio.Protocol, **more)
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "socket", SimpleNamespace(**{**vars(socket), "socket": make}))
+        if unusable == 2:
+            with pytest.raises(OSError, match="Address family not supported"):
+                await listener.start("edge.example", 0)
+            return
+        assert await listener.start("edge.example", 0)
+    listener.close()
 
 
 @pytest.mark.req("WIRE-9", "API-10")
