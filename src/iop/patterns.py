@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["fits"]
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Patterns", "fits"]
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -12,9 +14,10 @@ def fits(name: str, pattern: str) -> bool:
     proportional to the name's length times the pattern's, whatever the two are.
     """
     first, *rest = pattern.split("*")
-    if not rest:
-        return name == first
-    *middle, last = rest
+    return _fits(name, first, rest[:-1], rest[-1]) if rest else name == first
+
+
+def _fits(name: str, first: str, middle: Sequence[str], last: str) -> bool:
     at, end = len(first), len(name) - len(last)
     if end < at or not name.startswith(first) or not name.endswith(last):
         return False
@@ -24,3 +27,46 @@ def fits(name: str, pattern: str) -> bool:
             return False
         at = found + len(text)
     return True
+
+
+class Patterns:
+    """Several patterns, split once, for many names.
+
+    Those of the usual kinds (``abc``, ``abc*``, ``*abc`` and ``*abc*``) cost a name no Python for each of them. The
+    others are found by the text before their first star.
+    """
+
+    __slots__ = ("_ends", "_inner", "_lengths", "_names", "_others", "_starts")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        names, starts, ends, inner = set(), [], [], []
+        self._others: dict[str, list[tuple[str, list[str], str]]] = {}
+        for pattern in patterns:
+            first, *rest = pattern.split("*")
+            match rest:
+                case []:
+                    names.add(first)
+                case [""]:
+                    starts.append(first)
+                case [last] if not first:
+                    ends.append(last)
+                case [text, ""] if not first:
+                    inner.append(text)
+                case [*middle, last]:
+                    self._others.setdefault(first, []).append((max(middle, key=len, default=""), middle, last))
+        self._names = frozenset(names)
+        self._starts, self._ends, self._inner = tuple(starts), tuple(ends), tuple(inner)
+        self._lengths = sorted({len(first) for first in self._others})
+
+    def fit(self, name: str) -> bool:
+        """Whether one of them fits the whole name, as :func:`fits` says it."""
+        if name in self._names or name.startswith(self._starts) or name.endswith(self._ends):
+            return True
+        if self._inner and any(map(name.__contains__, self._inner)):
+            return True
+        for length in self._lengths:
+            first = name[:length]
+            for longest, middle, last in self._others.get(first, ()):
+                if longest in name and name.endswith(last) and _fits(name, first, middle, last):
+                    return True
+        return False

@@ -24,7 +24,7 @@ from iop._fast.sse import EventSplitter
 from iop.edge.intake import form_of, require_plain_query
 from iop.errors import IopError
 from iop.net.http.head import parse_request
-from iop.patterns import fits
+from iop.patterns import Patterns, fits
 
 SOURCES = Path(__file__).parents[2] / "src/iop"
 TIMES = 16
@@ -154,7 +154,7 @@ def test_patterns_of_models_are_linear(stars: int) -> None:
 
         def make(size: int, text: str = text, end: str = end) -> Callable[[], object]:
             name = text * (size // len(text)) + end
-            return lambda: fits(name, pattern)
+            return lambda: (fits(name, pattern), Patterns([pattern]).fit(name))
 
         require_linear(make)
 
@@ -179,18 +179,24 @@ def test_patterns_of_models_are_linear(stars: int) -> None:
     ],
 )
 def test_a_star_is_any_text(pattern: str, name: str, fit: bool) -> None:
-    assert fits(name, pattern) is fit
+    assert fits(name, pattern) is Patterns([pattern]).fit(name) is fit
 
 
 def test_patterns_fit_as_the_expression_does() -> None:
     import itertools
 
     for length in range(5):
-        for pattern in map("".join, itertools.product("ab*", repeat=length)):
+        patterns = list(map("".join, itertools.product("ab*", repeat=length)))
+        for several in (patterns[::3], patterns[1::7], [p for p in patterns if not p.startswith("*")]):
+            for name in map("".join, itertools.product("ab", repeat=4)):
+                for text in (name, name[:2], ""):
+                    assert Patterns(several).fit(text) is any(fits(text, pattern) for pattern in several)
+        for pattern in patterns:
             expression = re.compile(".*".join(map(re.escape, pattern.split("*"))))
             for name in map("".join, itertools.product("ab", repeat=4)):
                 for text in (name, name[:2], ""):
                     assert fits(text, pattern) is (expression.fullmatch(text) is not None)
+                    assert Patterns([pattern]).fit(text) is fits(text, pattern)
 
 
 # ---- scanners and decoders ------------------------------------------------------------------------------------------

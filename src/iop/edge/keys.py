@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iop.errors import ConcurrencyLimited, RateLimited, RequestOverTokenLimit, TokenRateLimited
-from iop.patterns import fits
+from iop.patterns import Patterns
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
@@ -24,6 +24,7 @@ __all__ = ["ANONYMOUS", "Key", "KeySpec", "Keyring", "Permit", "Window"]
 PERIOD_S = 60.0
 SPAN_S = 0.2  # what comes within it leaves together, so a window has 300 entries at most and loses 0.4 % at worst
 DEBT_PERIODS = 60
+DECIDED = 64  # models that a key remembers whether it may use: more than a client asks for, and little for many keys
 
 _RATES = re.compile(rb"^x-ratelimit-[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
@@ -166,7 +167,17 @@ class Counters:
 class Key:
     """A good key. ``limited``: its requests need a permit; ``restricted``: it may not use every model."""
 
-    __slots__ = ("counters", "expires_at", "limited", "principal", "restricted", "spec", "weight")
+    __slots__ = (
+        "_decided",
+        "_patterns",
+        "counters",
+        "expires_at",
+        "limited",
+        "principal",
+        "restricted",
+        "spec",
+        "weight",
+    )
 
     def __init__(self, spec: KeySpec, counters: Counters | None = None) -> None:
         self.spec = spec
@@ -177,13 +188,24 @@ class Key:
         limits = (spec.max_concurrent_requests, spec.requests_per_minute, spec.tokens_per_minute)
         self.limited = limits != (None, None, None)
         self.counters = counters or Counters()
+        self._patterns: Patterns | None = None  # made for the first request: a file may have thousands of keys
+        self._decided: dict[tuple[str, str], bool] = {}
 
     def may_use(self, name: str, group_id: str) -> bool:
         """Whether a model may be asked for by this name. A key that may use a model may use its aliases."""
-        patterns = self.spec.models
-        if patterns is None:
+        if self.spec.models is None:
             return True
-        return any(fits(name, pattern) or fits(group_id, pattern) for pattern in patterns)
+        decided = self._decided
+        may = decided.get((name, group_id))
+        if may is None:
+            patterns = self._patterns
+            if patterns is None:
+                patterns = self._patterns = Patterns(self.spec.models)
+            may = patterns.fit(name) or (group_id != name and patterns.fit(group_id))
+            if len(decided) >= DECIDED:
+                decided.clear()
+            decided[name, group_id] = may
+        return may
 
     def admit(self, now: float) -> Permit:
         """Lets one request in, and counts it. Raises RateLimited, TokenRateLimited or ConcurrencyLimited, and counts
