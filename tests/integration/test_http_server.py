@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -114,6 +114,62 @@ async def test_d9_ten_thousand_pipelined_requests_are_bounded_and_answered_in_or
         for i in range(10_000):
             assert (await client.answer()).get("x-path") == f"/{i}"
         await client.close()
+
+
+class Faulty(Recorder):
+    """An App that works on bodies in later turns, and raises once for a request of /bad: in the ``place`` named."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+    def raise_in(self, place: str, ex: Exchange) -> None:
+        if place == self.place and ex.head.path == b"/bad":
+            raise RuntimeError("a fault of ours")
+
+    def body_piece(self, ex: Exchange, piece: bytes) -> None:
+        self.raise_in("piece", ex)
+        super().body_piece(ex, piece)
+        steps = iter((True, True, False))
+
+        def step() -> bool:
+            self.raise_in("step", ex)
+            return next(steps)
+
+        ex.defer(step)
+
+    def request_complete(self, ex: Exchange) -> None:
+        self.raise_in("complete", ex)
+        super().request_complete(ex)
+
+
+@pytest.mark.req("API-6", "API-8c")
+@pytest.mark.parametrize("place", ["piece", "step", "complete"])
+@async_test()
+async def test_a_fault_of_the_app_ends_its_connection_and_no_other_one(place: str) -> None:
+    app = Faulty(place)
+    told: list[BaseException | None] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context.get("exception")))
+    post = b"POST /%b HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
+    async with serving(app) as (server, address):
+        others = [await Client.connect(address) for _ in range(2)]
+        bad_reader, bad_writer = await asyncio.open_connection(*address)
+        others[0].send(post % b"good")
+        bad_writer.write(post % b"bad")
+        others[1].send(post % b"good")
+        for other in others:
+            assert (await other.answer()).body == b"abc"
+        with suppress(ConnectionResetError):
+            assert await bad_reader.read() == b""
+        bad_writer.close()
+        await until(lambda: len(server.connections) == 2)
+        others[0].send_more(post % b"again")
+        assert (await others[0].answer()).get("x-path") == "/again"
+        for other in others:
+            await other.close()
+    assert [type(error) for error in told] == [RuntimeError]
+    assert app.gone == ["client_gone"]
 
 
 @pytest.mark.req("API-6")

@@ -12,7 +12,7 @@ TURN_S = 0.002  # after which no step is begun; a step is to be shorter than tha
 
 
 class Turns:
-    """Calls what was added, round-robin, until it returns False. However much was added, the loop gets back to its
+    """Call what was added, round-robin, until it returns False. However much was added, the loop gets back to its
     sockets after one step beyond :data:`TURN_S`."""
 
     def __init__(
@@ -23,7 +23,11 @@ class Turns:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def add(self, step: Callable[[], bool]) -> None:
-        """``step`` does a bounded part of its work, says whether there is more, and must not raise."""
+        """Take in ``step``, which does a bounded part of its work and says whether there is more.
+
+        One that raises is not called again; its exception ends the turn, and so goes to the loop's exception handler.
+        The others go on in the next turn.
+        """
         self._waiting.append(step)
         if len(self._waiting) == 1:
             self._call_soon(self._turn)
@@ -31,14 +35,17 @@ class Turns:
     def _turn(self) -> None:
         waiting = self._waiting
         ends_at = self._clock() + TURN_S
-        while True:
-            step = waiting[0]
-            more = step()
-            waiting.popleft()  # only now: whatever the step adds finds that a turn is due
-            if more:
-                waiting.append(step)
-            if not waiting:
-                return
-            if self._clock() >= ends_at:
+        try:
+            while True:
+                more = False
+                try:
+                    more = waiting[0]()
+                finally:
+                    step = waiting.popleft()  # only now: whatever the step adds finds that a turn is due
+                    if more:
+                        waiting.append(step)
+                if not waiting or self._clock() >= ends_at:
+                    return
+        finally:
+            if waiting:
                 self._call_soon(self._turn)
-                return

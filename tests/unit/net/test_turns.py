@@ -68,3 +68,24 @@ def test_quick_steps_share_a_turn_and_a_step_may_add_another() -> None:
     assert loop.due == []
     loop.turns.add(loop.work("c", 1, 0.0))
     assert loop.turn() == ["c"]
+
+
+@pytest.mark.req("API-8c")
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_a_step_that_raises_is_the_last_of_its_own_and_the_others_go_on(others: int) -> None:
+    loop = Loop()
+
+    def broken() -> bool:
+        loop.done.append("x")
+        raise RuntimeError
+
+    loop.turns.add(broken)
+    for number in range(others):
+        loop.turns.add(loop.work(str(number), 2, 0.0))
+    with pytest.raises(RuntimeError):  # which the loop's exception handler is given
+        loop.turn()
+    while loop.due:
+        loop.turn()
+    assert loop.done == ["x", *2 * [str(number) for number in range(others)]]
+    loop.turns.add(loop.work("later", 1, 0.0))
+    assert loop.turn() == ["later"]

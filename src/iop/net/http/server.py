@@ -343,6 +343,14 @@ class HttpConnection(asyncio.Protocol):
         self.server.turns.add(self._work)
 
     def _work(self) -> bool:
+        try:
+            return self._take_step()
+        except BaseException:  # the loop is told; it would close the connection if this were data_received
+            self._step = None
+            self.close(reset=True)
+            raise
+
+    def _take_step(self) -> bool:
         step, exchange = self._step, self._exchange
         assert step is not None
         if exchange is not None and step():
