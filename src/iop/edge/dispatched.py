@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iop.edge.recovery import (
+    ELIGIBLE,
     REFUSED_STATUSES,
     RETRIED_CODES,
     RETRIED_STATUSES,
@@ -360,6 +361,18 @@ class Dispatched(ABC):
             error, avoid=lease.provider_id, own=own, lingering=lingering
         )
 
+    def _replay(self, *, retryable: bool) -> Decision:
+        """Decide whether the request could be sent again now, behind a failure that is ``retryable`` or not."""
+        d, recovery = self._dispatcher, self._recovery
+        return decide(
+            self._side_effects(),
+            self._held_bytes(),
+            recovery.readmissions if recovery is not None else 0,
+            d.recovery,
+            self._timer.at - d.wheel.now,
+            retryable,
+        )
+
     def _recover(
         self,
         error: IopError,
@@ -377,21 +390,14 @@ class Dispatched(ABC):
         this attempt, what has ``refused`` is never asked again: a provider and its target, or None for all of them."""
         d, ticket, recovery = self._dispatcher, self.ticket, self._recovery
         assert ticket is not None
-        decision = decide(
-            side_effects=self._side_effects(),
-            held_bytes=self._held_bytes(),
-            readmissions=recovery.readmissions if recovery is not None else 0,
-            limits=d.recovery,
-            left_s=self._timer.at - d.wheel.now,
-            retryable=retryable,
-        )
+        decision = self._replay(retryable=retryable)
         ticket.avoid_provider_id, ticket.allow_avoided_fallback = avoid, fallback
         if avoid is not None:
             ticket.tried |= {avoid}
         if refused is not None:
             ticket.tried |= {refused[0]}
             ticket.refused |= {refused}
-        if decision is Decision.ELIGIBLE and not d.pool.has_candidate(ticket):
+        if decision is ELIGIBLE and not d.pool.has_candidate(ticket):
             decision = Decision.NO_CANDIDATE
         self._decided(decision, handoff)
         more = candidates(d.pool, ticket) if decision is Decision.NO_CANDIDATE else {}
@@ -401,7 +407,7 @@ class Dispatched(ABC):
             recovery = self._recovery = Recovery(error)
         if own is not None:
             recovery.answer = own
-        if decision is not Decision.ELIGIBLE:
+        if decision is not ELIGIBLE:
             return False
         recovery.readmissions += 1
         self._drop_stream()

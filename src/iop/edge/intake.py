@@ -248,14 +248,11 @@ class Intake:
         return pieces, sum(map(len, pieces))
 
     @property
-    def held_bytes(self) -> int:
-        """The size of the plain body so far, whether it is still here or not."""
+    def held_bytes(self) -> int | None:
+        """The size of the plain body that is here; None once it is released."""
+        if not self._pieces and self.received_bytes:
+            return None
         return self.received_bytes if self._inflater is None else self._inflated_bytes
-
-    @property
-    def held(self) -> bool:
-        """Whether the body is still here."""
-        return bool(self._pieces) or self.received_bytes == 0
 
     def release(self) -> None:
         """Drops the body: it will not be sent again."""

@@ -19,7 +19,7 @@ from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.routes import Endpoint
 from iop.edge.dispatched import CANCELLING, OPEN, SENT, State
 from iop.edge.headers import frame_answer, read_answer, rest_of, to_provider
-from iop.edge.recovery import REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
+from iop.edge.recovery import ELIGIBLE, REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
 from iop.edge.trace import Outline
 from iop.errors import (
     ClientGone,
@@ -146,11 +146,7 @@ class ClientRequest(Answered):
                 endpoint.dialect,
                 provider.first_response_timeout_ms,
                 intake.streaming,
-                self.body_bytes > d.recovery.max_body_bytes  # on a connection of its own
-                or (
-                    not (intake.ordinary and endpoint.computes and not provider.stores_responses)
-                    and self._side_effects()
-                ),
+                self._replay(retryable=True) is not ELIGIBLE,  # on a fresh connection (TUN-5b)
             )
         )
         session.mux.send(frame, stream, True)
@@ -180,7 +176,8 @@ class ClientRequest(Answered):
         self._block = block
         if retry_after and status in REFUSED_STATUSES:
             self._let_rest(rest_of(retry_after, time.time()))
-        if self.body_bytes > self._dispatcher.recovery.max_body_bytes or not self.endpoint.computes:
+        held_bytes = self.intake.held_bytes
+        if held_bytes is None or held_bytes > self._dispatcher.recovery.max_body_bytes or not self.endpoint.computes:
             self.intake.release()  # it has arrived, and will not be sent again
             ex.release_body()
         if self._told:
@@ -250,14 +247,18 @@ class ClientRequest(Answered):
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
 
     def _side_effects(self) -> bool:
-        return not self.endpoint.computes or not self.intake.replayable(stores_by_default=self._stores_by_default())
+        intake, provider = self.intake, self.settings
+        if not self.endpoint.computes:
+            return True
+        stores = provider is not None and provider.stores_responses and self.endpoint.name == "responses"
+        return (stores or not intake.ordinary) and not intake.replayable(stores_by_default=stores)
 
     @property
     def client_request_id(self) -> str:
         return self.intake.client_request_id
 
     def _held_bytes(self) -> int | None:
-        return self.intake.held_bytes if self.intake.held else None
+        return self.intake.held_bytes
 
     def _withdrawn(self) -> None:
         self._sse = False
@@ -295,10 +296,6 @@ class ClientRequest(Answered):
             self._answer_own(own)
         else:
             super()._give_up(error)
-
-    def _stores_by_default(self) -> bool:
-        provider = self.settings
-        return self.endpoint.name == "responses" and provider is not None and provider.stores_responses
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in one of the callbacks above: it ends this request, and no other."""

@@ -24,7 +24,7 @@ from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
 from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
 from iop.edge.headers import rest_of
-from iop.edge.recovery import REFUSED_STATUSES
+from iop.edge.recovery import ELIGIBLE, REFUSED_STATUSES
 from iop.edge.trace import Outline
 from iop.errors import (
     InternalError,
@@ -228,7 +228,7 @@ class EdgeRun(Dispatched):
             spec.background,
             spec.session_id,
             settings.first_response_timeout_ms,
-            not spec.replayable or len(spec.given) > d.recovery.max_body_bytes,
+            self._replay(retryable=True) is not ELIGIBLE,  # on a fresh connection (TUN-5b)
         )
         session.send(request, stream, opening=True)
         if d.watched:

@@ -57,9 +57,9 @@ def test_d17_a_compressed_body_leaves_plain(step: int, coding: str, compress) ->
         pieces, total = one.body_for(target.decode())
         assert b"".join(pieces) == BODY.replace(b'"m"', b'"%b"' % target)
         assert total == len(BODY)
-    assert one.held
+    assert one.held_bytes == len(BODY)
     one.release()
-    assert not one.held
+    assert one.held_bytes is None
 
 
 @pytest.mark.req("API-8c")
