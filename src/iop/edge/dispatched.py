@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from iop.edge.dispatch import Dispatcher, ProviderSettings
     from iop.observability.logs import RequestOutcome
 
-__all__ = ["Dispatched", "Outline", "State"]
+__all__ = ["Dispatched", "Outline", "State", "lingers"]
 
 log = logging.getLogger("iop.edge.dispatched")
 
@@ -75,6 +75,12 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 # Refusals at the node's door: nothing was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
+
+
+def lingers(failure: m.ExecutionFailure) -> bool:
+    """Whether the unit of the provider stays taken behind this terminal (POOL-12)."""
+    held = not failure.close_confirmed or failure.engine_lingers
+    return held and failure.code is not m.ErrorCode.CAPACITY_EXCEEDED
 
 
 class Dispatched(ABC):
@@ -299,8 +305,7 @@ class Dispatched(ABC):
     def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
         """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
         whoever asked; ``answered`` says that the provider's answer had begun."""
-        held = not failure.close_confirmed or failure.engine_lingers
-        lingering = held and failure.code is not m.ErrorCode.CAPACITY_EXCEEDED
+        lingering = lingers(failure)
         handoff = self._attempt_failed(failure)
         if self.state is SENT:
             # Past the pool is past this, too: whoever named a provider asks about that one.

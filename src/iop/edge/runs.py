@@ -22,7 +22,7 @@ from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
+from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched, lingers
 from iop.edge.headers import rest_of
 from iop.edge.recovery import ELIGIBLE, REFUSED_STATUSES
 from iop.edge.trace import Outline
@@ -274,15 +274,18 @@ class EdgeRun(Dispatched):
             self._listener.run_event(event)
 
     def _terminal(self, event: m.RunEvent) -> None:
-        complete = event.kind is m.RunEventKind.COMPLETE
-        if complete and self.state is not CANCELLING:
+        complete, told = event.kind is m.RunEventKind.COMPLETE, event.failure
+        if self.state is CANCELLING and (complete or (told is not None and told.provider_status)):
+            # A whole answer that came too late is no failure, whatever its status: as for requests.
+            self._end(ReleaseCause.CANCEL_CONFIRMED, lingering=told is not None and lingers(told))
+            return
+        if complete:
             if self._started and self.state is SENT:
                 self._shown(0)  # an answer without a word is one, too
             self._finish(None if self._started else ProviderProtocolError(_DISORDER), event.finish_reason)
             self._end(ReleaseCause.TERMINAL)
             return
         code = m.ErrorCode.CANCELLED if event.kind is m.RunEventKind.CANCELLED else m.ErrorCode.INTERNAL
-        told = event.failure if not complete else None
         failure = told or m.ExecutionFailure(code, close_confirmed=True)
         error = _error(failure, self._provider_id)
         if failure.provider_status:
