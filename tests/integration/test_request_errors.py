@@ -122,7 +122,26 @@ async def test_a_clients_own_request_id_is_only_logged(stack: Stack) -> None:
         assert (await scene.outcome(answer.get("x-request-id")))["client_request_id"] == "mine"
 
 
-NO_ENDPOINT = [(404, b'{"detail":"Not Found"}'), (404, b"404 page not found"), (405, b""), (404, b"<html>")]
+NO_ENDPOINT = [
+    (404, b'{"detail":"Not Found"}'),
+    (405, b'{"detail":"Method Not Allowed"}'),
+    (404, b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}'),
+    (404, b"404 page not found"),
+    (405, b""),
+    (404, b"{}"),
+    (404, b"<html>"),
+]
+OWN_WORDS = [
+    (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'),
+    (
+        404,
+        b'{"object":"error","message":"The model `x` does not exist.","type":"NotFoundError","param":null,"code":404}',
+    ),
+    (404, b'{"detail":"LoRA adapter x is not loaded"}'),
+    (404, b'{"detail":[{"msg":"no such adapter"}]}'),
+    (405, b'{"error":"pooling is off for this model"}'),
+    (404, b'{"code":17}'),
+]
 
 
 @pytest.mark.req("API-6b", "API-5")
@@ -139,14 +158,14 @@ async def test_a_provider_without_the_endpoint_is_said_to_have_none(stack: Stack
 
 
 @pytest.mark.req("API-6b")
+@pytest.mark.parametrize(("status", "own"), OWN_WORDS)
 @async_test()
-async def test_a_provider_that_says_why_is_passed_on(stack: Stack) -> None:
-    own = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
+async def test_a_provider_that_says_why_is_passed_on(stack: Stack, status: int, own: bytes) -> None:
     async with stack.scene() as scene:
         client = await scene.send(post(CHAT, chat("m")))
-        (await scene.provider.call()).respond(own, status=404)
+        (await scene.provider.call()).respond(own, status=status)
         answer = await client.answer()
-        assert (answer.status, answer.body) == (404, own)
+        assert (answer.status, answer.body) == (status, own)
 
 
 # ---- no provider ----------------------------------------------------------------------------------------------------

@@ -103,13 +103,23 @@ def error_headers(error: IopError) -> bytes:
     return block
 
 
+#: What web frameworks say of a path or a method that they do not have: FastAPI (vLLM), llama.cpp's server.
+_BARE = frozenset({"not found", "method not allowed", "file not found"})
+
+
 def says_why(body: bytes) -> bool:
-    """Whether a provider's answer has an error of an API, so that its client can make something of it."""
+    """Tell whether a provider's 404 or 405 has a text of its own, so that its client can make something of it."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
         return False
-    return isinstance(said, dict) and bool(said.get("error"))
+    if not isinstance(said, dict):
+        return bool(said)
+    error = said.get("error")
+    if isinstance(error, dict):
+        error = error.get("message") or error
+    text = error or said.get("detail") or said.get("message")
+    return bool(said) and not (isinstance(text, str) and text.strip(" .").lower() in _BARE)
 
 
 def provider_event(status: int, body: bytes, shape: Shape, api: str, request_id: str) -> bytes:
