@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +125,69 @@ def test_what_does_not_finish_in_time_ends_typed(tmp_path: Path) -> None:
             assert b'"code": "shutting_down"' in cut.value.body
             await call.gone.wait()
             assert await asyncio.to_thread(running.edge.wait) == 0
+            await scene.close()
+            await scene.provider.__aexit__()
+
+        body()
+
+
+LONG = b'{"text":"' + b"x" * 600_000 + b'"}'
+GOES_ON_S = 1.0  # an edge that does not wait is gone in a third of it
+
+
+async def goes_on(running: Stack) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        await asyncio.to_thread(running.edge.process.wait, GOES_ON_S)
+
+
+@pytest.mark.req("SUP-5", "TUN-5c")
+def test_an_edge_waits_until_answers_are_taken_and_uploads_are_whole(tmp_path: Path) -> None:
+    """Its nodes have sent all there is; what is left is between the edge and its clients."""
+    with stack(tmp_path) as running:
+
+        @async_test()
+        async def body() -> None:
+            scene_of = running.scene()
+            scene = await scene_of.__aenter__()
+            reader = await scene.client(receive_bytes=4096)
+            reader.send(post(CHAT, chat("m")))
+            (await scene.provider.call()).respond(LONG)
+            await reader.head()
+            sender = await scene.client()
+            upload = post(CHAT, chat("m", text="x" * 50_000))
+            sender.send(upload[:20_000])
+            running.edge.signal(signal.SIGTERM)
+            await asyncio.to_thread(running.edge.wait_event, "draining")
+            await goes_on(running)
+            assert await reader.body() == LONG
+            await goes_on(running)
+            sender.send_more(upload[20_000:])
+            refused = await sender.answer()
+            assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
+            assert await asyncio.to_thread(running.edge.wait) == 0
+            await scene.close()
+            await scene.provider.__aexit__()
+
+        body()
+
+
+@pytest.mark.req("SUP-5", "API-8b")
+def test_who_has_not_taken_all_when_the_edge_ends_sees_a_reset(tmp_path: Path) -> None:
+    with stack(tmp_path, edge={"drain_timeout_sec": 0.2}) as running:
+
+        @async_test()
+        async def body() -> None:
+            scene_of = running.scene()
+            scene = await scene_of.__aenter__()
+            reader = await scene.client(receive_bytes=4096)
+            reader.send(post(CHAT, chat("m")).replace(b"HTTP/1.1", b"HTTP/1.0"))
+            (await scene.provider.call()).respond(LONG, headers=[(b"content-type", b"application/json")])
+            await reader.head()
+            running.edge.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(running.edge.wait) == 0
+            with pytest.raises(Broken) as cut:
+                await reader.body()
+            assert cut.value.how == "rst"
             await scene.close()
             await scene.provider.__aexit__()
 

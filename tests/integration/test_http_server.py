@@ -7,12 +7,14 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from threading import Thread
 
 import pytest
 
 from iop.errors import IopError
+from iop.net.http.closing import LINGER_S, REFUSED_BYTES
 from iop.net.http.exchange import Exchange, ServerLimits
-from iop.net.http.server import LINGER_S, REFUSED_HEAD_BYTES, HttpServer
+from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from tests.support.aio import async_test, until
 from tests.support.http import Broken, Client
@@ -214,7 +216,7 @@ async def test_an_answer_behind_which_no_more_of_the_body_is_understood_is_follo
         assert (answer.status, answer.get("connection")) == (400 if "chunked" in fields else 413, "close")
         async with asyncio.timeout(LINGER_S / 2):
             assert await client.end() == "fin"
-        client.send_more(b"x" * (REFUSED_HEAD_BYTES // 2))  # read and dropped: nothing of it starts a request
+        client.send_more(b"x" * (REFUSED_BYTES // 2))  # read and dropped: nothing of it starts a request
         assert app.seen == []
         await client.close()
 
@@ -435,6 +437,35 @@ async def test_what_came_before_a_cut_is_read_and_then_the_reset() -> None:
             body, reset = await asyncio.to_thread(read_slowly, sock)
         assert body.endswith(b"y" * 1_000_000 + b"the last event")
         assert reset
+
+
+@pytest.mark.req("API-7c", "TUN-5c")
+@async_test()
+async def test_a_fin_behind_pipelined_requests_takes_no_answer_away() -> None:
+    """Those that were answered reach a client that reads slowly; nobody is owed the others (API-7c)."""
+    app = Recorder()
+    app.answer = lambda ex: ex.respond(200, b"", b"x" * 3000)  # type: ignore[method-assign]
+    async with serving(app) as (server, address):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            await asyncio.to_thread(sock.connect, address)
+            one = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+            def send() -> None:
+                sock.sendall(one * 4000)
+                sock.shutdown(socket.SHUT_WR)
+
+            sender = Thread(target=send)
+            sender.start()
+            await until(lambda: bool(server.connections))
+            (connection,) = server.connections
+            await until(lambda: connection.writer.paused and connection.state == "idle")
+            body, reset = await asyncio.to_thread(read_slowly, sock)
+            sender.join()
+        assert not reset
+        answers = body.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert len(answers) > 300
+        assert all(answer.endswith(b"\r\n\r\n" + b"x" * 3000) for answer in answers)
 
 
 LONG = b"y" * 9_000_000

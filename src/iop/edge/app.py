@@ -94,7 +94,7 @@ async def _serve(config: EdgeConfig, load: Load | None, runtime: Runtime, sink: 
     await stop.wait()
     await edge.drain()
     edge.close()
-    await asyncio.sleep(CLOSE_FLUSH_S)  # goodbyes and last bytes leave
+    await edge.leave()
     return 0
 
 
@@ -290,7 +290,8 @@ class Edge:
         self._hurry.set()
 
     async def drain(self) -> None:
-        """Refuses what is new and waits, up to edge.drain_timeout_sec, for what is going on."""
+        """Refuse what is new and wait, up to edge.drain_timeout_sec, for requests, uploads, and answers that their
+        clients have not taken yet (SUP-5)."""
         self._draining = True
         self.reloader.close()
         self.discovery.close()
@@ -299,7 +300,7 @@ class Edge:
         self.nodes.stop_accepting()
         self.dispatcher.perform(self.pool.shutdown(self.dispatcher.now))
         deadline_at = self.runtime.loop.time() + self.config.edge.drain_timeout_sec
-        while self.dispatcher.live and self.runtime.loop.time() < deadline_at:
+        while (self.dispatcher.live or self.http.unfinished) and self.runtime.loop.time() < deadline_at:
             try:
                 await asyncio.wait_for(self._hurry.wait(), DRAIN_POLL_S)
                 return
@@ -317,6 +318,13 @@ class Edge:
         self.http.stop_accepting()
         if self.admin is not None:
             self.admin.close()
+
+    async def leave(self) -> None:
+        """After ``close``: let goodbyes and last bytes leave, and reset the clients that have not taken the rest, who
+        would take a part for the whole (API-8b)."""
+        await asyncio.sleep(CLOSE_FLUSH_S)
+        self.http.close()
+        await asyncio.sleep(0)  # in which the sockets close
 
     # ---- what is going on --------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from iop.config.load import parse_edge
-from iop.edge.app import CLOSE_FLUSH_S, Edge
+from iop.edge.app import Edge
 from iop.net import loop as net_loop
 from iop.net.loop import Runtime
 from iop.observability import logs
@@ -175,7 +175,7 @@ async def _demo(demo: _Demo, runtime: Runtime, sink: logs.Sink) -> int:
         await edge.drain()
         await _end_node(demo)
         edge.close()
-        await asyncio.sleep(CLOSE_FLUSH_S)  # last bytes leave
+        await edge.leave()
 
 
 def _config(demo: _Demo, token: str) -> str:

@@ -9,8 +9,8 @@ the way to answer it; what a request means is the :class:`App`'s business, which
     any ─fault, clock, peer gone, close→ CLOSED
 
 An answer reaches its client whole. One that comes while the body is being sent is followed by reading and dropping
-the rest of it: a client that is told off in mid-body and finds the connection reset loses the answer (API-6b). A
-connection that closes behind an answer closes once the client has taken all of it (TUN-5c).
+the rest of it: a client that is refused in the middle of its body and finds the connection reset loses the answer
+(API-6b). How a connection ends is in :mod:`iop.net.http.closing`.
 
 Each connection keeps one deadline as a number and one lazy timer on the shared wheel; nothing is armed per request.
 The file is long because reading, answering and the clocks all act on the one state of a connection.
@@ -32,6 +32,7 @@ from iop.credentials.contexts import Served
 from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge, RequestTimeout
 from iop.ids import new_request_id
 from iop.net import flow
+from iop.net.http.closing import CUT, DELIVER, LINGER_S, REFUSE, Closing, Way
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
 from iop.net.http.head import RequestHead, parse_request, status_line
 from iop.net.loop import Runtime
@@ -42,15 +43,11 @@ from iop.net.wheel import Timer
 __all__ = ["HttpConnection", "HttpServer"]
 
 PIPELINE_BYTES = 65536  # of the next requests, kept while one is being answered
-# Read and dropped so that a refusal is not lost to a reset: of a refused body up to BODIES times the largest that is
-# taken, and behind a refused head so many bytes.
+# Of a refused body so many times the largest that is taken is read and dropped, so that the refusal is not lost to a
+# reset.
 REFUSED_BODIES = 2
 REFUSED_BODY_S = 30.0
-REFUSED_HEAD_BYTES = 65536
-LINGER_S = 5.0  # for the client to close, once it was told that there is no more
-TLS_LINGER_S = 1.0  # behind a refused head, from the last byte on, up to LINGER_S: there is no half-close in TLS here
 BODY_FLOOR_BYTES_PER_S = 8192
-TAKEN_POLL_S = 0.05
 WINDOW_PARTS = 8  # in which the window of the body's clock moves on
 WRITE_HIGH_BYTES = 65536
 RDHUP_S = 0.25
@@ -100,9 +97,7 @@ class HttpConnection(asyncio.Protocol):
         self._polling = False  # one timer each, however often reading or writing stops and goes on
         self._watching = False
         self._discarded = 0
-        self._cut = False  # the end is to be a reset, once the client has taken what came before
-        self._untaken = 0  # bytes that it has not taken, and since when they are so many
-        self._untaken_at = 0.0
+        self._closing: Closing | None = None
         self._discard_until = 0.0
         self._keep = False  # once the body is gone that is being discarded
         self._asked = True  # the client has no reason to wait with its body
@@ -151,9 +146,7 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writer.resume()
-        if self.state is CLOSED and self._deadline_at == 0.0:
-            self._part()
-        elif self._waiting:
+        if self._waiting:
             self.server.runtime.loop.call_soon(self._resume)
 
     def data_received(self, data: bytes) -> None:
@@ -190,12 +183,13 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _poll_peer(self) -> None:
-        """While reading is paused neither FIN nor RST is reported: ask the socket (API-7c)."""
+        """While reading is paused neither FIN nor RST is reported: ask the socket (API-7c). Between two pipelined
+        requests the FIN says only that no more of them come."""
         if self._reading or self._transport is None:
             self._polling = False
             return
         sock = self._transport.get_extra_info("socket")
-        if sock is not None and flow.peer_closed(sock.fileno()):
+        if self._exchange is not None and sock is not None and flow.peer_closed(sock.fileno()):
             self._client_gone()
         else:
             self.server.runtime.wheel.arm(RDHUP_S, self._poll_peer)
@@ -437,28 +431,8 @@ class HttpConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """End with RST, once the client has been given what came before: a reset drops what is still on its way."""
-        transport = self._transport
-        if transport is None or self.state is CLOSED:
-            return
-        self._move(CLOSED)
-        self.writer.flush_now()
-        self._cut = True
-        self._untaken_at = self.server.runtime.wheel.now
-        self._reset_when_taken(transport)
-
-    def _reset_when_taken(self, transport: asyncio.Transport) -> None:
-        now, left = self.server.runtime.wheel.now, flow.untaken(transport)
-        if left != self._untaken:
-            self._untaken, self._untaken_at = left, now
-        if left == 0 or now - self._untaken_at >= self.server.limits.client_idle_timeout_s:
-            flow.abort(transport, reset=True)
-        else:
-            self._set_deadline(TAKEN_POLL_S)
-
-    def _give_up(self, transport: asyncio.Transport) -> None:
-        """End a connection that lingers. A client that gets less than the whole answer sees RST: where only the close
-        delimits a body, FIN would make the part that came look whole (API-8b)."""
-        flow.abort(transport, reset=self._cut or transport.get_write_buffer_size() > 0)
+        if self._transport is not None and self.state is not CLOSED:
+            self._end(CUT)
 
     def close(self, *, reset: bool, reason: str = "client_gone", refused: bool = False) -> None:
         """Flush and close, as fast as the client reads; with ``reset`` the client sees RST at once.
@@ -469,51 +443,51 @@ class HttpConnection(asyncio.Protocol):
         if transport is None:
             return
         if self.state is CLOSED:
-            if reset:  # it lingers, and there is no time for that any more
-                self._give_up(transport)
+            if reset and self._closing is not None:  # there is no time for the rest any more
+                self._closing.give_up()
             return
-        self._move(CLOSED)
-        self.writer.flush_now()
         if reset:
+            self._move(CLOSED)
             flow.abort(transport, reset=True)
         else:
-            # What the client still sends is read and dropped for a while: closing with unread bytes would reset the
-            # connection, and with it take the answer that is on its way.
-            self._discarded = 0
-            self._discard_until = 0.0
             self._waiting.clear()
             if not self._reading:
                 self._reading = True
                 transport.resume_reading()
-            self._deadline_at = 0.0
-            if transport.can_write_eof():
-                transport.write_eof()  # behind what the transport holds
-                self._set_deadline(LINGER_S)
-            elif refused:
-                self._discard_until = self.server.runtime.wheel.now + LINGER_S
-                self._set_deadline(TLS_LINGER_S)
-            else:
-                self._part()
+            self._end(REFUSE if refused else DELIVER)
         self._abandon(reason)
 
-    def _part(self) -> None:
-        """Close a connection that has no half-close, once the transport has room. From then on the transport bounds the
-        time for what it holds; until then it is the client's idle time."""
+    def _end(self, way: Way) -> None:
         transport = self._transport
-        if transport is not None and not self.writer.paused:
-            transport.close()
+        assert transport is not None
+        self._move(CLOSED)
+        self.writer.flush_now()
+        server = self.server
+        self._closing = Closing(way, transport, server.runtime.wheel.now, server.limits.client_idle_timeout_s)
+        self._look_again_in(self._closing.begin())
+
+    def _look_again_in(self, seconds: float | None) -> None:
+        if seconds is None:
+            self._deadline_at = 0.0
+        else:
+            self._set_deadline(seconds)
 
     def _drop(self, count: int) -> None:
         """Bytes of the client came behind the end."""
-        transport = self._transport
-        if transport is None:
+        transport, closing = self._transport, self._closing
+        if transport is None or closing is None:
             return
-        self._discarded += count
-        if self._discarded > REFUSED_HEAD_BYTES:
-            transport.pause_reading()  # a reset now would take the answer with it; there is a clock for the rest
+        if not closing.dropped(count, self.server.runtime.wheel.now):
+            transport.pause_reading()  # a reset now would take the answer with it
             self._reading = False
-        elif self._discard_until:
-            self._set_deadline(min(TLS_LINGER_S, self._discard_until - self.server.runtime.wheel.now))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request or an answer is under way: it is being received, answered, or taken by its client."""
+        transport = self._transport
+        if transport is None or self.state in {HEAD, BODY, BUSY, DISCARD}:
+            return transport is not None
+        return self.writer.pending_bytes > 0 or flow.untaken(transport) > 0
 
     def _client_gone(self) -> None:
         """The client has closed: there is nobody to whom the rest could be sent."""
@@ -549,7 +523,8 @@ class HttpConnection(asyncio.Protocol):
             self._timer = self.server.runtime.wheel.arm(self._deadline_at - now, self._expired)
             return
         if self.state is CLOSED:
-            self._linger(now)
+            if self._closing is not None:
+                self._look_again_in(self._closing.look(now))
             return
         if self.state is BODY and not self._too_slow():
             self._set_deadline(self.server.limits.body_timeout_s / WINDOW_PARTS)
@@ -576,25 +551,6 @@ class HttpConnection(asyncio.Protocol):
             return False
         return seen - progress.pop(0) < BODY_FLOOR_BYTES_PER_S * limits.body_timeout_s
 
-    def _linger(self, now: float) -> None:
-        """The time of a connection that closes is up, unless its client is still taking the rest."""
-        transport = self._transport
-        assert transport is not None
-        if self._cut:
-            self._reset_when_taken(transport)
-            return
-        if not transport.can_write_eof():
-            self._part()  # behind a refused head
-            return
-        if transport.get_write_buffer_size() > 0:
-            taken = self._taken()
-            if taken != self._left:
-                self._left, self._left_at = taken, now
-            if now - self._left_at < self.server.limits.client_idle_timeout_s:
-                self._set_deadline(LINGER_S)
-                return
-        self._give_up(transport)
-
     def _taken(self) -> int:
         """Bytes that the kernel has taken for this client so far."""
         transport = self._transport
@@ -602,7 +558,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _watch_writing(self) -> None:
         """A client that accepts nothing for client_idle_timeout_s while output waits is given up (API-10)."""
-        if self._transport is None or not self.writer.paused:
+        if self._transport is None or not self.writer.paused or self.state is CLOSED:
             self._watching = False
             return
         limit, wheel = self.server.limits.client_idle_timeout_s, self.server.runtime.wheel
@@ -690,10 +646,15 @@ class HttpServer:
             self._server.close()
 
     def close(self) -> None:
-        """Ends all connections at once; idle ones without a reset."""
+        """End all connections at once; idle ones without a reset."""
         self.stop_accepting()
         for connection in list(self.connections):
             connection.close(reset=connection.state is not IDLE)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a connection has a request or an answer under way."""
+        return any(connection.unfinished for connection in self.connections)
 
     async def wait_closed(self) -> None:
         if self._server is not None:
