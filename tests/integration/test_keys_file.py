@@ -80,6 +80,28 @@ async def shows(scene: Scene, wanted: Any) -> Any:
     return seen
 
 
+@pytest.mark.req("OBS-1c", "API-11")
+@async_test(timeout_s=60)
+async def test_metrics_do_not_name_a_principal_whose_last_key_has_gone(tmp_path: Path) -> None:
+    http = {"keys_file": "keys.json"}
+    with running_stack(tmp_path, {"m": {}}, [model("m")], http=http, metrics={"principals": True}) as stack:
+        keys = Keys(tmp_path)
+        async with stack.scene() as scene:
+            for name in ("alice", "bob"):
+                key, key_id = await keys.new(name)
+                await becomes(scene, key, 200)
+                client = await scene.send(post(CHAT, chat("m"), {"x-api-key": key}))
+                (await scene.provider.call()).respond(chat_answer("x"))
+                assert (await client.answer()).status == 200
+                await scene.settled()
+            assert 'principal="bob"' in await scene.metrics()
+            await keys.revoke(key_id)
+            await becomes(scene, key, 401)
+            told = await scene.metrics()
+            assert 'principal="alice"' in told
+            assert 'principal="bob"' not in told
+
+
 @pytest.mark.req("API-11", "CONF-2")
 @async_test(timeout_s=60)
 async def test_keys_come_and_go_under_fifty_streams_and_no_stream_is_dropped(tmp_path: Path) -> None:

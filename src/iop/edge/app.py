@@ -24,10 +24,12 @@ from iop.edge.dispatch import Dispatcher
 from iop.edge.engines import drift, engine_fields, running
 from iop.edge.front import Front
 from iop.edge.keychain import Found, Keychain
+from iop.edge.keys import ANONYMOUS
 from iop.edge.nodes import NodeServer
 from iop.edge.operator import Operator
 from iop.edge.recovery import Limits
 from iop.edge.reload import TOLD, Load, Prepared, Reloaded, Reloader
+from iop.edge.rundesk import PRINCIPAL as OPERATOR
 from iop.edge.rundesk import RunFeed, open_run
 from iop.errors import ShuttingDown
 from iop.net import loop as net_loop
@@ -235,6 +237,11 @@ class Edge:
     def _let_in(self) -> None:
         """The keys file has changed."""
         self.front.let_in(plan.access(self.config.http, self.keychain.keys))
+        self.metrics.forget(principal=self._principals())
+
+    def _principals(self) -> set[str]:
+        """All that a request may have now."""
+        return self.keychain.named | {ANONYMOUS.principal, OPERATOR}
 
     def _configure(
         self, told: dict[str, m.NodeConfigPayload], pool: dict[str, Any], known: Mapping[ProviderKey, Known]
@@ -252,6 +259,7 @@ class Edge:
             model={group.id for group in config.models},
             node={node.id for node in config.nodes},
             provider={p.id for node in config.nodes for p in node.providers},
+            principal=self._principals(),
         )
         self.front.configure(
             plan.access(config.http, self.keychain.keys), plan.models(config), config.http.max_body_bytes

@@ -60,11 +60,11 @@ class Keychain:
     # ---- edge.yaml ---------------------------------------------------------------------------------------------------
 
     def prepare(self, http: HttpSection) -> Found:
-        """Reads the keys file that a configuration names. Raises ConfigError; a thread may do it."""
+        """Read the keys file that a configuration names. Raises ConfigError; a thread may do it."""
         return self._of(check_keys(http))
 
     def take(self, http: HttpSection, found: Found) -> None:
-        """Takes over a configuration, and the keys file as it was read for it, unless a newer state is known."""
+        """Take over a configuration, and the keys file as it was read for it, unless a newer state is known."""
         text, known = found.reading.text, self.found.reading.text
         if text is not None and known is not None and known.path == text.path and known.number > text.number:
             found = self.found
@@ -185,6 +185,11 @@ class Keychain:
     def count(self) -> int:
         """Good keys; one that expires counts until its entry goes."""
         return len(self._ring.keys)
+
+    @property
+    def named(self) -> set[str]:
+        """The principals of all good keys."""
+        return {key.principal for key in self._ring.keys.values()}
 
     def status(self) -> dict[str, Any]:
         """What ``/admin/status`` says of keys."""

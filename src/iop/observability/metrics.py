@@ -128,8 +128,12 @@ class _Family:
         if any(allowed and value not in allowed for value, allowed in zip(values, self._allowed, strict=True)):
             raise ValueError(f"{self.name}: {values} is outside the closed set of its labels")
         if len(known) >= self._most and values not in known and not all(self._allowed):
-            return tuple(v if allowed else "other" for v, allowed in zip(values, self._allowed, strict=True))
+            return self.lumped(values)
         return values
+
+    def lumped(self, values: Labels) -> Labels:
+        """The labels of the series that these are counted in once there are too many."""
+        return tuple(v if allowed else "other" for v, allowed in zip(values, self._allowed, strict=True))
 
 
 class Counter(_Family, dict[str | Labels, Cell]):
@@ -242,13 +246,18 @@ class Metrics:
         return tuple(self._families.values())
 
     def forget(self, **known: Container[str]) -> None:
-        """Drop the series of ids that are not configured any more; ``known`` has the ids that are, by label."""
+        """Drop the series of ids that are not configured any more; ``known`` has the ids that are, by label.
+
+        The series that stands for all that found no room stays: it has counts of ids that are configured.
+        """
         for family in self._families.values():
             if not isinstance(family, Counter | Histogram):
                 continue
             at = [(i, known[label]) for i, label in enumerate(family.labels) if label in known]
             for labels in [
-                labels for labels in family.cells if any(labels[i] and labels[i] not in ids for i, ids in at)
+                labels
+                for labels in family.cells
+                if any(labels[i] and labels[i] not in ids for i, ids in at) and labels != family.lumped(labels)
             ]:
                 del family.cells[labels]
                 family.pop(labels if len(labels) > 1 else labels[0], None)
@@ -354,7 +363,7 @@ class EdgeMetrics(Metrics):
         self.client_connections = self._gauge("client_connections", "Open client connections.")
         self.client_accepted = self._watched("client_connections_accepted", "Client connections accepted.")
         self.recovery_eligibility = self._counter(
-            "liveness_recovery_eligibility", "Failures before the commit, by whether they led to another attempt.",
+            "liveness_recovery_eligibility", "Attempts that failed, by whether they led to another one.",
             api=APIS, path=("tunnel", "run"), decision=DECISIONS,
         )  # fmt: skip
         self.recovery_results = self._counter(

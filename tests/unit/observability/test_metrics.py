@@ -116,6 +116,22 @@ def test_series_of_what_is_no_longer_configured_are_dropped() -> None:
     assert metrics.requests["chat", "ok", "gone", "n1", "p", ""].value == 0, "it begins anew if it comes back"
 
 
+@pytest.mark.req("OBS-1c")
+def test_what_found_no_room_never_counts_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iop.observability.metrics.SERIES_MAX", 2)
+    metrics = EdgeMetrics()
+    for count in range(1, 4):
+        for name in ("m", "n", "o"):  # the third of them has no series of its own
+            metrics.requests["chat", "ok", name, name, name, name].value += 1
+            metrics.duration["chat", name].observe(1)
+        known = {"m", "n", "o"}
+        metrics.forget(model=known, node=known, provider=known, principal=known)
+        assert dict(metrics.requests.read())["chat", "ok", *("other",) * 4] == count
+        assert {labels[1]: total for labels, _, total in metrics.duration.read()}["other"] == count
+    metrics.forget(model={"m"}, node={"m"}, provider={"m"}, principal={"m"})
+    assert {labels[2] for labels, _ in metrics.requests.read()} == {"m", "other"}
+
+
 @pytest.mark.req("OBS-1")
 @pytest.mark.parametrize("metrics", [EdgeMetrics(), NodeMetrics()], ids=lambda m: m.prefix)
 def test_the_table_is_named_by_the_rules_of_prometheus(metrics: Metrics) -> None:
