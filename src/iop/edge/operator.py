@@ -123,7 +123,7 @@ class Operator:
         """What is going on, oldest first: at most ``LISTED`` of ``total``. Nothing of what is asked or answered."""
         now = self._dispatcher.runtime.loop.time()
         live = [(request.outline(), request) for request in self._dispatcher.live]
-        live.sort(key=lambda both: both[0].accepted_at)
+        live.sort(key=lambda both: (both[0].accepted_at, both[0].id))
         rows = [(_row(outline, now), request.ticket) for outline, request in live[:LISTED]]
         places = self._dispatcher.pool.positions([ticket for _, ticket in rows if ticket is not None])
         for row, ticket in rows:

@@ -28,11 +28,12 @@ class ServerLimits:
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0
     max_connections: int = 20_000
+    #: Of ``max_buffered_body_bytes`` what one principal may have: a quarter, and room for one body in any case. Kept,
+    #: since each piece of a body asks for it.
+    principal_body_bytes: int = field(init=False)
 
-    @property
-    def principal_body_bytes(self) -> int:
-        """Of ``max_buffered_body_bytes`` what one principal may have: a quarter, and room for one body in any case."""
-        return max(self.max_buffered_body_bytes // 4, self.max_body_bytes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "principal_body_bytes", max(self.max_buffered_body_bytes // 4, self.max_body_bytes))
 
 
 @dataclass(slots=True)
@@ -174,10 +175,11 @@ class Exchange:
             raise Overloaded
         principal = self.principal
         if principal:
-            held = stats.held_by.get(principal, 0) + size
+            held_by = stats.held_by
+            held = held_by.get(principal, 0) + size
             if size > 0 and held > limits.principal_body_bytes:
                 raise TooManyBodyBytes
-            stats.held_by[principal] = held
+            held_by[principal] = held
         stats.buffered_body_bytes += size
         self.buffered_bytes += size
 
