@@ -353,9 +353,9 @@ class HttpConnection(asyncio.Protocol):
         pieces, self._pieces = self._pieces, iter(())
         if exchange is not None and not exchange.done:  # else the client left, or has its answer
             self._hand_over(pieces)
-        if self._step is None:
-            if self._waiting:
-                self._resume()
+        if self._step is None and self._waiting:
+            self._resume()
+        if self._step is None:  # the bytes that waited may have begun the next step
             self._read_on()
         return False
 
@@ -540,10 +540,10 @@ class HttpConnection(asyncio.Protocol):
         """Whether in the last ``body_timeout_s`` fewer bytes of the body came than have to (API-10). Asked at each part
         of that time."""
         limits, progress, decoder = self.server.limits, self._progress, self._decoder
-        if self._step is not None or not self._reading:
-            progress.clear()  # what is there is worked on, and the client waits for us
-            return False
         seen = decoder.body_bytes if decoder is not None else 0
+        if self._step is not None or not self._reading:
+            progress[:] = [seen]  # what is there is worked on, and the client waits for us
+            return False
         if not progress:
             progress.append(0)
         progress.append(seen)
