@@ -101,7 +101,7 @@ def test_d3_two_hosts_and_foreign_absolute_form() -> None:
         ("GET / ICE/1.0", 400),
         ("GET / HTTP/1.2", 505),
         ("GET / HTTP/1.1.1", 505),
-        ("BREW / HTTP/1.1", 501),
+        ("BREW / HTTP/1.1", 400),
         ("CONNECT a:1 HTTP/1.1", 501),
         ("TRACE / HTTP/1.1", 501),
         ("GET  / HTTP/1.1", 400),

@@ -153,7 +153,7 @@ def _unreadable(line: bytes) -> HeadError:
     """Why a request was not taken, by its first line: the parser refuses methods that it does not know, too."""
     method = line.partition(b" ")[0]
     if method not in METHODS and re.fullmatch(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", method):
-        return HeadError("this method is not supported", status=501)
+        return HeadError("this method is not supported")
     return HeadError("the request head is malformed")
 
 
@@ -178,7 +178,7 @@ def parse_request(head: bytes) -> RequestHead:
     if line != b" ".join((method, target, version)):
         raise HeadError("the request line must be method, target and version with one space between them")
     if method not in METHODS:
-        raise _unreadable(line)
+        raise HeadError("this method is not supported", status=501)
     if len(fields.items) > MAX_FIELDS:
         raise HeadTooLarge(f"more than {MAX_FIELDS} header fields")
     if len(target) > MAX_TARGET_BYTES:

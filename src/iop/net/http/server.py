@@ -490,10 +490,12 @@ class HttpConnection(asyncio.Protocol):
         return self.writer.pending_bytes > 0 or flow.untaken(transport) > 0
 
     def _client_gone(self) -> None:
-        """The client has closed: there is nobody to whom the rest could be sent."""
-        if self.state is not CLOSED and self._transport is not None:
+        """The client has closed: there is nobody to whom the rest could be sent. It may have closed one direction only,
+        and see the end: where only that delimits the body, the end is a reset (API-8b)."""
+        exchange = self._exchange
+        if self.state is not CLOSED and self._transport is not None and exchange is not None:
             self._move(CLOSED)
-            flow.abort(self._transport, reset=True)  # it may have closed one direction only, and still be reading
+            flow.abort(self._transport, reset=exchange.head.http10)
             self._abandon("client_gone")
 
     def _abandon(self, reason: str) -> None:
