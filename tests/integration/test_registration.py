@@ -282,15 +282,18 @@ async def test_guessed_tokens_are_counted_each_and_logged_few_times(caplog: pyte
         assert server.repeats.due(server.now + PERIOD_S) == [("node_rejected unknown_token", 20)]
 
 
-@pytest.mark.req("WIRE-9", "WIRE-10")
+@pytest.mark.req("WIRE-9", "WIRE-10", "OBS-2")
 @async_test()
-async def test_unregistered_connections_are_bounded() -> None:
+async def test_unregistered_connections_are_bounded_and_told(caplog: pytest.LogCaptureFixture) -> None:
     async with NodePort() as port:
-        port.server.lobby = Lobby(room=20)
+        port.server.lobby = Lobby(room=20, told=port.server._no_room)
         links = [await RawLink.connect(port.address) for _ in range(30)]
         for link in links[20:]:
             assert await link.closed() == b""
         assert len(port.server.links) == 20
+        assert port.server.lobby.refused["full"] == 10
+        said = [record for record in caplog.records if record.msg == "node_connection_refused"]
+        assert [record.fields for record in said] == [{"peer": "127.0.0.1", "reason": "full"}] * 10  # type: ignore[attr-defined]
         await links[0].ready(TOKEN)  # makes room for one
         fresh = await RawLink.connect(port.address)
         assert (await fresh.register("token-n2")).accepted

@@ -391,6 +391,7 @@ class Edge:
         metrics.nodes.watch(nodes.connected)
         metrics.nodes_configured.watch(lambda: len(self.config.nodes))
         metrics.nodes_out_of_date.watch(nodes.out_of_date)
+        metrics.node_refusals.watch(lambda: {(reason,): count for reason, count in nodes.lobby.refused.items()})
         metrics.config_revision.watch(lambda: self.revision)
         metrics.config_applied_at.watch(lambda: self.reloader.applied_at)
         metrics.config_refused.watch(lambda: int(bool(self.reloader.faults)))

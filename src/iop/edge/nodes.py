@@ -384,7 +384,7 @@ class NodeServer:
         self.refusals: dict[str, dict[str, Any]] = {}
         self.health = Health(runtime.wheel, pool, metrics, perform, commands=self._commands, events=self.events)
         self.traffic = Traffic(lambda: (link.session.mux for link in self.links if not link.fenced))
-        self.lobby = Lobby()
+        self.lobby = Lobby(told=self._no_room)
         self.repeats = Repeats()
         self.wall: Callable[[], float] = time.time  # against which certificates end
         self.closing = False
@@ -537,6 +537,10 @@ class NodeServer:
             link._log(logging.WARNING, "node_disconnected", reason=reason)
         self.health.lost(link.node_id, generation)
         self.perform(loss.actions)
+
+    def _no_room(self, reason: str, address: str) -> None:
+        if self.repeats.say(f"node_connection_refused {reason}", self.now):
+            log.warning("node_connection_refused", extra={"fields": {"peer": address, "reason": reason}})
 
     def _tick(self) -> None:
         if self._ticking:

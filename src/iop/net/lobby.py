@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-__all__ = ["PER_ADDRESS", "ROOM", "SILENT_S", "Lobby"]
+__all__ = ["PER_ADDRESS", "REFUSALS", "ROOM", "SILENT_S", "Lobby"]
 
 ROOM = 1024
 PER_ADDRESS = 256
 SILENT_S = 2.0
+
+#: Why a connection ended here, as metrics and logs have it: there was no room, none for its address, or it had said
+#: nothing and gave way to another one.
+REFUSALS = ("full", "address_full", "silent")
 
 
 @dataclass(slots=True)
@@ -25,9 +29,21 @@ class Lobby:
     """A machine: who comes in is asked with the time, and whoever gives way is dismissed by the callback that came with
     it. Where the room of an address, or of all, is full, a guest that has been silent for :data:`SILENT_S` without a
     byte gives way, the one that came first; without such a guest nobody comes in. Enter and leave cost O(1) over time.
+
+    Args:
+        room: How many guests there may be.
+        per_address: How many of one address.
+        told: Hears the reason of each refusal, one of :data:`REFUSALS`, and the address.
     """
 
-    def __init__(self, room: int = ROOM, per_address: int = PER_ADDRESS) -> None:
+    def __init__(
+        self,
+        room: int = ROOM,
+        per_address: int = PER_ADDRESS,
+        *,
+        told: Callable[[str, str], None] = lambda reason, address: None,
+    ) -> None:
+        self._told = told
         self._room = room
         self._per_address = per_address
         self._guests: dict[Hashable, _Guest] = {}
@@ -35,8 +51,7 @@ class Lobby:
         # Those that were not heard yet when last looked at, in the order in which they came.
         self._silent: dict[Hashable, _Guest] = {}
         self._silent_of: dict[str, dict[Hashable, _Guest]] = {}
-        self.refused = 0
-        self.dismissed = 0
+        self.refused = dict.fromkeys(REFUSALS, 0)
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -54,10 +69,10 @@ class Lobby:
         if full or len(self._guests) >= self._room:
             oldest = self._oldest(self._silent_of.get(address, {}) if full else self._silent, now)
             if oldest is None:
-                self.refused += 1
+                self._refuse("address_full" if full else "full", address)
                 return False
             self.leave(oldest.key)
-            self.dismissed += 1
+            self._refuse("silent", oldest.address)
             oldest.dismiss()
         guest = _Guest(key, address, now, heard, dismiss)
         self._guests[key] = self._silent[key] = guest
@@ -76,6 +91,10 @@ class Lobby:
             self._counts[guest.address] = left
         else:
             del self._counts[guest.address]
+
+    def _refuse(self, reason: str, address: str) -> None:
+        self.refused[reason] += 1
+        self._told(reason, address)
 
     def _oldest(self, silent: dict[Hashable, _Guest], now: float) -> _Guest | None:
         while silent:

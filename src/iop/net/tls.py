@@ -35,11 +35,11 @@ LOG_EVERY_S = 10.0
 HANDSHAKE_RECORD = 0x16
 
 #: Why a handshake failed, as metrics and logs have it.
-REASONS = ("plaintext", "timeout", "closed", "certificate", "protocol")
+REASONS = ("plaintext", "timeout", "closed", "certificate", "protocol", "no_room")
 
 
 class HandshakeFailures:
-    """Counts them by reason, and logs one line per reason and ten seconds: anybody can cause them."""
+    """Count them by reason, and log one line per reason and ten seconds: anybody can cause them."""
 
     def __init__(self, runtime: Runtime, listener: str) -> None:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
@@ -83,7 +83,7 @@ class _Arrival:
 
 
 class TlsListener:
-    """Listens on all addresses of a host and makes protocols of ``factory`` behind TLS.
+    """Listen on all addresses of a host and make protocols of ``factory`` behind TLS.
 
     ``context`` is asked for each connection, ``room`` whether one more may begin beside those that are in their
     handshake (their number is its argument), ``handshake_s`` bounds each from its acceptance on, ``shutdown_s`` how
@@ -116,7 +116,6 @@ class TlsListener:
         self._sockets: list[socket.socket] = []
         self._arriving: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.refused = 0  # for want of room
 
     async def start(self, host: str, port: int) -> int:
         """Bind and listen; returns the port, of several that of the first. Raises OSError."""
@@ -149,7 +148,7 @@ class TlsListener:
         return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accepts no more; what is in its handshake ends. Connections that were handed over go on."""
+        """Accept no more; what is in its handshake ends. Connections that were handed over go on."""
         self._closed = True
         for sock in self._sockets:
             self._runtime.loop.remove_reader(sock)
@@ -186,7 +185,7 @@ class TlsListener:
                 self._runtime.loop.call_later(FULL_S, self._watch)
                 return
             if not self._room(len(self._arriving)):
-                self.refused += 1
+                self._failures.note("no_room", "as many connections as there may be", str(address[0]))
                 sock.close()
                 continue
             sock.setblocking(False)
@@ -194,7 +193,6 @@ class TlsListener:
             if self._lobby is not None and not self._lobby.enter(
                 arrival.key, str(address[0]), self._runtime.loop.time(), arrival.heard, arrival.dismiss
             ):
-                self.refused += 1
                 sock.close()
                 continue
             arrival.task = task = self._runtime.loop.create_task(self._arrive(sock, arrival))
@@ -260,7 +258,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def _say(sock: socket.socket, answer: bytes) -> None:
-    """Reads what is there, answers and says that no more will come, as far as that goes without waiting."""
+    """Read what is there, answer and say that no more will come, as far as that goes without waiting."""
     with contextlib.suppress(OSError):
         sock.recv(PLAIN_BYTES)
         sock.send(answer)

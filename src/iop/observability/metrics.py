@@ -391,6 +391,11 @@ class EdgeMetrics(Metrics):
             result=("sent", "applied", "refused", "overdue", "stale"),
         )
         self.node_rejections = self._counter("node_rejections", "Registrations refused.", reason=_OPEN)
+        self.node_refusals = self._watched(
+            "node_connections_refused",
+            "Connections of nodes that were ended before they registered, for want of room.",
+            reason=("full", "address_full", "silent"),
+        )
         self.node_sessions = self._counter("node_sessions_ended", "Sessions of ready nodes that ended.", reason=_OPEN)
         self.link_bytes = self._watched("link_bytes", "Bytes exchanged with nodes.", direction=DIRECTIONS)
         self.frames = self._watched("link_frames", "Frames exchanged with nodes.", direction=DIRECTIONS)
@@ -400,7 +405,7 @@ class EdgeMetrics(Metrics):
             "tls_handshakes_failed",
             "TLS handshakes that failed.",
             listener=LISTENERS,
-            reason=("plaintext", "timeout", "closed", "certificate", "protocol"),
+            reason=("plaintext", "timeout", "closed", "certificate", "protocol", "no_room"),
         )
         self.certificate_expiry = self._gauge(
             "tls_certificate_expiry_timestamp_seconds", "When the certificate shown expires.", listener=LISTENERS

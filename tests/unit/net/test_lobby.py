@@ -13,7 +13,8 @@ class Hall:
     """A lobby whose guests are numbers."""
 
     def __init__(self, room: int = 4, per_address: int = 2) -> None:
-        self.lobby = Lobby(room, per_address)
+        self.told: list[tuple[str, str]] = []
+        self.lobby = Lobby(room, per_address, told=lambda *what: self.told.append(what))
         self.spoke: set[int] = set()
         self.dismissed: list[int] = []
 
@@ -31,7 +32,9 @@ def test_an_address_has_room_of_its_own_and_the_oldest_silent_one_gives_way_afte
     assert hall.enter(3, "a", SILENT_S)
     assert hall.dismissed == [1]
     assert not hall.enter(5, "a", SILENT_S)
-    assert (len(hall.lobby), hall.lobby.refused, hall.lobby.dismissed) == (3, 2, 1)
+    assert len(hall.lobby) == 3
+    assert hall.told == [("address_full", "a"), ("silent", "a"), ("address_full", "a")]
+    assert hall.lobby.refused == {"full": 0, "address_full": 2, "silent": 1}
 
 
 @pytest.mark.req("WIRE-10")
@@ -58,6 +61,7 @@ def test_where_all_rooms_are_full_the_oldest_of_all_gives_way() -> None:
     assert hall.enter(9, "c", 4.0)
     assert hall.dismissed == [0]
     assert hall.enter(9, "c", 4.0), "who is in stays"
+    assert hall.told == [("full", "c"), ("silent", "a")]
     assert len(hall.lobby) == 4
 
 
