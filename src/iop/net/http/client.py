@@ -363,12 +363,15 @@ class ProviderPool:
                 else:
                     await loop.create_connection(factory, origin.host, origin.port, ssl=self._ssl)
         except TimeoutError:
-            error = ProviderUnreachable("the provider did not accept a connection within connect_timeout_ms")
+            what = "a TLS connection" if self._ssl is not None else "a connection"
+            error = ProviderUnreachable(f"the provider did not accept {what} within connect_timeout_ms")
         except ssl_module.SSLCertVerificationError as exc:
             error = ProviderUnreachable(
                 f"the provider's certificate does not hold: {exc.verify_message}; for a CA of your own start the node "
                 "with SSL_CERT_FILE"
             )
+        except ssl_module.SSLError:
+            error = ProviderUnreachable("the provider does not answer in TLS; is its base_url to begin with http://?")
         except OSError as exc:
             error = NodeExhausted() if flow.is_exhausted(exc) else ProviderUnreachable()
         if self._tasks.get(call) is not asyncio.current_task():

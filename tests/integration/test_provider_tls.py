@@ -1,0 +1,59 @@
+"""What is told of a provider at an https base_url that does not speak TLS (TUN-7, API-5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from iop.errors import IopError
+from iop.net.http.client import Origin, ProviderPool
+from iop.net.loop import Runtime
+from tests.support.aio import async_test
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+class Waiter:
+    """A call that wants a connection and does not get one."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[IopError] = asyncio.get_running_loop().create_future()
+
+    def connected(self, connection: object) -> None:
+        raise AssertionError("there is no TLS")
+
+    def connect_failed(self, error: IopError) -> None:
+        self.failed.set_result(error)
+
+
+def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    writer.close()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the node gives up
+    writer.close()
+
+
+@pytest.mark.req("TUN-7", "API-5")
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        (plain, "the provider does not answer in TLS; is its base_url to begin with http://?"),
+        (silent, "the provider did not accept a TLS connection within connect_timeout_ms"),
+    ],
+)
+@async_test()
+async def test_a_provider_without_tls_is_told_as_that(handler: Handler, told: str) -> None:
+    runtime = Runtime(asyncio.get_running_loop())
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        pool = ProviderPool(runtime, Origin.parse(f"https://127.0.0.1:{port}/v1"), connect_timeout_s=0.3, idle_s=1.0)
+        call = Waiter()
+        pool.connect(call)  # type: ignore[arg-type]
+        error = await call.failed
+        pool.close()
+    assert (error.code, error.message) == ("provider_unreachable", told)
