@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from iop.cli.admin import admin_of, ask, of_running_edge, understood
 from iop.cli.program import Command, Exit, Usage, say, shown
 from iop.cli.table import aligned
+from iop.config.fields import HostPort
 
 __all__ = ["add"]
 
@@ -18,7 +20,7 @@ LOOK_S = 0.5
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parsers."""
+    """Add the parsers."""
     drain = commands.add_parser(
         "drain",
         help="let a node or a provider finish, and send it nothing new",
@@ -29,7 +31,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     drain.add_argument("name", metavar="NODE|PROVIDER", help="its id; node:ID or provider:ID if both have that one")
     drain.add_argument("--wait", action="store_true", help="return when nothing runs there any more")
     of_running_edge(drain)
-    drain.set_defaults(run=_careful(_drain))
+    drain.set_defaults(run=_at_edge(_drain))
 
     undrain = commands.add_parser(
         "undrain",
@@ -38,7 +40,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     undrain.add_argument("name", metavar="NODE|PROVIDER", help="as it was drained")
     of_running_edge(undrain)
-    undrain.set_defaults(run=_careful(_undrain))
+    undrain.set_defaults(run=_at_edge(_undrain))
 
     requests = commands.add_parser(
         "requests",
@@ -47,7 +49,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     requests.add_argument("--json", action="store_true", help="print /admin/requests as it is")
     of_running_edge(requests)
-    requests.set_defaults(run=_careful(_requests))
+    requests.set_defaults(run=_at_edge(_requests))
 
     ollama = commands.add_parser(
         "ollama",
@@ -61,7 +63,7 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     ollama.add_argument("model", metavar="MODEL", nargs="?", help="for show: its name there")
     of_running_edge(ollama)
-    ollama.set_defaults(run=_careful(_ollama))
+    ollama.set_defaults(run=_at_edge(_ollama))
 
     cancel = commands.add_parser(
         "cancel",
@@ -71,47 +73,52 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
     )
     cancel.add_argument("request", metavar="REQUEST", help="its id: x-request-id of the answer, or `iop-edge requests`")
     of_running_edge(cancel)
-    cancel.set_defaults(run=_careful(_cancel))
+    cancel.set_defaults(run=_at_edge(_cancel))
 
 
-def _careful(command: Command) -> Command:
-    """The command, for an answer that may be anybody's."""
-
-    def run(arguments: argparse.Namespace) -> int:
-        with understood(admin_of(arguments)):
-            return command(arguments)
-
-    return run
+def _at_edge(command: Callable[[argparse.Namespace, HostPort], int]) -> Command:
+    """The command, with the address of the edge that it asks."""
+    return lambda arguments: command(arguments, admin_of(arguments))
 
 
-def _act(arguments: argparse.Namespace, action: str, name: str) -> dict[str, Any]:
-    status, answer = ask(admin_of(arguments), "POST", f"/admin/{action}", {"name": name})
+def _act(admin: HostPort, action: str, name: str) -> dict[str, Any]:
+    status, answer = ask(admin, "POST", f"/admin/{action}", {"name": name})
     if status >= 300:
         raise Usage(shown(answer["error"].get("message", status)))
     return answer
 
 
-def _drain(arguments: argparse.Namespace) -> int:
-    answer = _act(arguments, "drain", arguments.name)
-    while arguments.wait and answer["in_use"]:
+def _drain(arguments: argparse.Namespace, admin: HostPort) -> int:
+    in_use, lines = _set_drained(admin, "drain", arguments.name)
+    while arguments.wait and in_use:
         time.sleep(LOOK_S)
-        answer = _act(arguments, "drain", arguments.name)  # it is drained already: this only looks
-    return _said(answer, "drained" if not answer["in_use"] else "draining")
+        in_use, lines = _set_drained(admin, "drain", arguments.name)  # it is drained already: this only looks
+    return _say(lines, "drained" if not in_use else "draining")
 
 
-def _undrain(arguments: argparse.Namespace) -> int:
-    return _said(_act(arguments, "undrain", arguments.name), "undrained")
+def _undrain(arguments: argparse.Namespace, admin: HostPort) -> int:
+    _, lines = _set_drained(admin, "undrain", arguments.name)
+    return _say(lines, "undrained")
 
 
-def _said(answer: dict[str, Any], what: str) -> int:
-    say(f"{what} {answer['kind']} {answer['name']}: {answer['in_use']} in use")
-    for provider in answer["providers"]:
-        say(f"  {provider['id']}: {provider['status']}, {provider['in_use']} in use")
+def _set_drained(admin: HostPort, action: str, name: str) -> tuple[int, list[str]]:
+    """How many slots are in use there now, and the lines that say so."""
+    answer = _act(admin, action, name)
+    with understood(admin):
+        lines = [f"{answer['kind']} {answer['name']}: {answer['in_use']} in use"]
+        lines += [f"  {one['id']}: {one['status']}, {one['in_use']} in use" for one in answer["providers"]]
+        return int(answer["in_use"]), lines
+
+
+def _say(lines: list[str], what: str) -> int:
+    say(f"{what} {lines[0]}")
+    for line in lines[1:]:
+        say(line)
     return Exit.OK
 
 
-def _requests(arguments: argparse.Namespace) -> int:
-    status, answer = ask(admin_of(arguments), "GET", "/admin/requests")
+def _requests(arguments: argparse.Namespace, admin: HostPort) -> int:
+    status, answer = ask(admin, "GET", "/admin/requests")
     if status >= 300:
         raise Usage(shown(answer["error"].get("message", status)))
     if arguments.json:
@@ -143,27 +150,31 @@ def _requests(arguments: argparse.Namespace) -> int:
         "position",
         "waits_for",
     )
-    rows = [tuple(shown(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
+    with understood(admin):
+        rows = [tuple(shown(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
+        more = int(answer["total"]) - len(rows)
     for line in aligned(head, rows):
         say(line)
-    if answer["total"] > len(rows):
-        say(f"... and {answer['total'] - len(rows)} more")
+    if more > 0:
+        say(f"... and {more} more")
     return Exit.OK
 
 
-def _ollama(arguments: argparse.Namespace) -> int:
+def _ollama(arguments: argparse.Namespace, admin: HostPort) -> int:
     if (arguments.what == "show") is not bool(arguments.model):
         raise Usage("show needs a MODEL, and nothing else takes one")
     query = f"?model={quote(arguments.model, safe='')}" if arguments.model else ""
     path = f"/admin/ollama/{quote(arguments.provider, safe='')}/api/{arguments.what}{query}"
-    status, answer = ask(admin_of(arguments), "GET", path)
+    status, answer = ask(admin, "GET", path)
     if status >= 300:
         raise Usage(shown(answer["error"].get("message", status)))
     print(json.dumps(answer, indent=2))
     return Exit.OK
 
 
-def _cancel(arguments: argparse.Namespace) -> int:
-    answer = _act(arguments, "cancel", arguments.request)
-    say(f"cancelled {answer['request_id']}, which was {answer['state']}")
+def _cancel(arguments: argparse.Namespace, admin: HostPort) -> int:
+    answer = _act(admin, "cancel", arguments.request)
+    with understood(admin):
+        line = f"cancelled {answer['request_id']}, which was {answer['state']}"
+    say(line)
     return Exit.OK

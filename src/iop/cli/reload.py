@@ -1,10 +1,11 @@
-"""``iop-edge reload``: lets a running edge read its file again, and says what came of it (CONF-2)."""
+"""``iop-edge reload``: let a running edge read its file again, and say what came of it (CONF-2)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from iop.cli.admin import ask
+from iop.cli.admin import ask, understood
 from iop.cli.program import Exit, say
 from iop.config.fields import HostPort
 
@@ -14,7 +15,7 @@ TIMEOUT_S = 60.0  # longer than the edge allows itself for reading
 
 
 def reload(admin: HostPort) -> int:
-    """Asks, prints, and returns the exit code: 2 with all faults on stderr if the file was refused. Raises as ``ask``
+    """Ask, print, and return the exit code: 2 with all faults on stderr if the file was refused. Raises as ``ask``
     does."""
     status, answer = ask(admin, "POST", "/admin/reload", timeout_s=TIMEOUT_S)
     if status >= 300:
@@ -24,19 +25,26 @@ def reload(admin: HostPort) -> int:
             say(f"{fault}", error=True)
         say(f"iop-edge: {error.get('message', status)}", error=True)
         return Exit.USAGE if faults else Exit.FAILURE
-    said = "took over" if answer.get("result") == "applied" else "nothing changed in"
-    say(f"{said} revision {answer.get('revision')}")
-    for name in _list(answer, "changed"):
-        say(f"  changed: {name}")
-    for name in _list(answer, "needs_restart"):
-        say(f"  needs a restart, and stays as it is until then: {name}")
-    if nodes := _list(answer, "nodes"):
-        say(f"  told: {', '.join(nodes)}")
-    if nodes := _list(answer, "unanswered"):
-        say(f"  not answered yet: {', '.join(nodes)}; `iop-edge status` shows what they say to it")
-    for row in answer.get("rejected", []):
-        say(f"  rejected: {row['node']}/{row['provider']}: {row['detail']} ({row['code']})")
+    with understood(admin):
+        lines = list(_lines(answer))
+    for line in lines:
+        say(line)
     return Exit.OK
+
+
+def _lines(answer: dict[str, Any]) -> Iterator[str]:
+    said = "took over" if answer.get("result") == "applied" else "nothing changed in"
+    yield f"{said} revision {answer['revision']}"
+    for name in _list(answer, "changed"):
+        yield f"  changed: {name}"
+    for name in _list(answer, "needs_restart"):
+        yield f"  needs a restart, and stays as it is until then: {name}"
+    if nodes := _list(answer, "nodes"):
+        yield f"  told: {', '.join(nodes)}"
+    if nodes := _list(answer, "unanswered"):
+        yield f"  not answered yet: {', '.join(nodes)}; `iop-edge status` shows what they say to it"
+    for row in answer.get("rejected", []):
+        yield f"  rejected: {row['node']}/{row['provider']}: {row['detail']} ({row['code']})"
 
 
 def _list(answer: dict[str, Any], key: str) -> list[str]:

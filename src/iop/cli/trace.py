@@ -20,7 +20,7 @@ _FLAGS = frozenset({"long", "fallback", "connection_reused", "response_started"}
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parser."""
+    """Add the parser."""
     trace = commands.add_parser(
         "trace",
         help="show what was decided about one request",
@@ -43,8 +43,9 @@ def _trace(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return Exit.OK
     with understood(admin):
-        for line in _lines(answer):
-            say(line)
+        lines = list(_lines(answer))
+    for line in lines:
+        say(line)
     return Exit.OK
 
 

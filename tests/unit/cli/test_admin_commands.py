@@ -43,6 +43,65 @@ def test_the_admin_address_is_found_in_a_file_that_is_not_right_otherwise(
     assert admin_address(file) == HostPort.parse("127.0.0.1:9090")
 
 
+COMMANDS: dict[str, list[str]] = {
+    "reload": ["reload"],
+    "drain": ["drain", "n"],
+    "undrain": ["undrain", "n"],
+    "requests": ["requests"],
+    "cancel": ["cancel", "r"],
+    "trace": ["trace", "r"],
+}
+
+
+@pytest.mark.req("OBS-4")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_answer_of_somebody_else_is_one_line(
+    admin: tuple[type[Admin], str], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    rows: list[object] = [1, None, "text", [1], [None], [{}], [["a"]], {"a": 1}]
+    whole = {"revision": 1, "kind": "node", "name": "n", "in_use": 0, "total": 0}
+    answers: list[dict[str, object]] = [{}, whole]
+    answers += [whole | dict.fromkeys(("rejected", "providers", "requests", "events", "clocks"), row) for row in rows]
+    for answer in answers:
+        admin[0].body = json.dumps(answer).encode()
+        code = call([*COMMANDS[command], "--admin", admin[1]])
+        told = capsys.readouterr()
+        assert code == 0 or (code == 2 and not told.out)
+        if code:
+            assert told.err.count("\n") == 1
+            assert "does not answer as an edge of this version" in told.err
+
+
+@pytest.mark.req("OBS-4")
+def test_a_fault_of_the_command_itself_is_not_laid_at_the_edge_s_door(
+    admin: tuple[type[Admin], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr("iop.cli.control.aligned", broken)
+    admin[0].body = b'{"requests": [], "total": 0}'
+    with pytest.raises(KeyError):
+        call(["requests", "--admin", admin[1]])
+
+
+@pytest.mark.req("OBS-4")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_reads_the_file_once(
+    admin: tuple[type[Admin], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    read: list[Path] = []
+
+    def address(file: Path) -> HostPort:
+        read.append(file)
+        return HostPort.parse(admin[1])
+
+    monkeypatch.setattr("iop.config.load.admin_address", address)
+    admin[0].body = b"{}"
+    call([*COMMANDS[command], "-c", str(tmp_path / "edge.yaml")])
+    assert len(read) == 1
+
+
 # ---- reload ----------------------------------------------------------------------------------------------------------
 
 
