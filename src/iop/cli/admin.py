@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 
 
 def of_running_edge(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--admin`` and ``-c``; the command calls :func:`admin_of`."""
+    """Add ``--admin`` and ``-c``; the command calls :func:`admin_of`."""
     parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"admin address of the edge (default: the file's, else {ADMIN_LISTEN})"
     )

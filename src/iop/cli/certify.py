@@ -26,7 +26,7 @@ __all__ = ["add"]
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parser."""
+    """Add the parser."""
     certify = commands.add_parser(
         "certify",
         help="issue or renew certificates",

@@ -14,7 +14,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add(commands: argparse._SubParsersAction[Any], parser: Parser) -> None:
-    """Adds the command to ``parser``'s."""
+    """Add the command to ``parser``'s."""
     completion = commands.add_parser(
         "completion",
         help="print a completion script for a shell",

@@ -56,7 +56,7 @@ reconnect:
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parser."""
+    """Add the parser."""
     init = commands.add_parser(
         "init",
         help="write a first configuration",
@@ -84,7 +84,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def write(folder: Path, *, hosts: Sequence[str], listen: HostPort) -> list[str]:
-    """Writes the files and returns the lines to print. What is secret has mode 0600 from the start.
+    """Write the files and return the lines to print. What is secret has mode 0600 from the start.
 
     Raises :class:`Usage` if one of them exists and OSError if one cannot be written; then nothing of it is left.
     """

@@ -23,7 +23,7 @@ TOKEN_VARIABLE = "IOP_NODE_TOKEN"  # noqa: S105 - a name, not a token
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parser."""
+    """Add the parser."""
     join = commands.add_parser(
         "join",
         help="run a node without a file",

@@ -38,7 +38,7 @@ _HEAD = (
 
 
 def add(commands: Any) -> None:
-    """Adds the command and what it can do."""
+    """Add the command and what it can do."""
     key = commands.add_parser(
         "key",
         help="make, list and revoke keys of clients",

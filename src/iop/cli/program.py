@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main_of(parser: Parser, argv: Sequence[str] | None) -> int:
-    """Runs the command that ``argv`` names and returns the exit code; every expected failure becomes a line."""
+    """Run the command that ``argv`` names and return the exit code; every expected failure becomes a line."""
     _open_standard_descriptors()
     arguments = parser.parse_args(argv)
     run: Command = arguments.run
@@ -135,7 +135,7 @@ def _say(line: str) -> None:
 
 
 def console_or_json(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--log-format``."""
+    """Add ``--log-format``."""
     parser.add_argument(
         "--log-format",
         choices=("console", "json"),
@@ -145,12 +145,12 @@ def console_or_json(parser: argparse.ArgumentParser) -> None:
 
 
 def config_file(parser: argparse.ArgumentParser) -> None:
-    """Adds ``-c FILE``."""
+    """Add ``-c FILE``."""
     parser.add_argument("-c", "--config", metavar="FILE", type=Path, required=True, help="the configuration file")
 
 
 def until_eof(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--until-eof``; the command calls :func:`watch_input`."""
+    """Add ``--until-eof``; the command calls :func:`watch_input`."""
     parser.add_argument(
         "--until-eof",
         action="store_true",
@@ -172,7 +172,7 @@ def watch_input(arguments: argparse.Namespace) -> None:
 
 
 def version(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--version``."""
+    """Add ``--version``."""
     parser.add_argument("--version", action="version", version=f"%(prog)s {iop.__version__}")
 
 

@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9
 
 
 def hosts_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--host``, which may come several times."""
+    """Add ``--host``, which may come several times."""
     parser.add_argument(
         "--host",
         action="append",

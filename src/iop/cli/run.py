@@ -23,7 +23,7 @@ ERROR_BYTES = 1 << 20
 
 
 def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bool) -> int:
-    """Asks for the run, prints what it says, and returns the exit code: 0 for a complete one, 1 for any other end.
+    """Ask for the run, print what it says, and return the exit code: 0 for a complete one, 1 for any other end.
 
     ``asked`` is the body of ``POST /admin/runs``. Raises ConnectionError if nobody answers, :class:`Usage` if whoever
     does is no edge. Who leaves in the middle (Ctrl-C) cancels it.
@@ -64,7 +64,7 @@ def read_prompt(words: list[str]) -> str:
 
 
 def _follow(response: HTTPResponse, *, as_json: bool) -> int:
-    """Prints the events; the last one decides."""
+    """Print the events; the last one decides."""
     written = False
     for event in _events(response):
         if as_json:

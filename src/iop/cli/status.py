@@ -21,7 +21,7 @@ MAX_PRINCIPALS = 10  # the busiest; --json has more
 
 
 def show(admin: HostPort, *, as_json: bool, every_s: float | None) -> int:
-    """Prints the status once, or with ``every_s`` again and again until interrupted.
+    """Print the status once, or with ``every_s`` again and again until interrupted.
 
     On a terminal each look takes the place of the one before; elsewhere each is a block of its own, with an empty line
     behind it, and as JSON a line. A look at which no edge answers says so on one line, in the watch: the edge may be

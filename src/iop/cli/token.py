@@ -13,7 +13,7 @@ __all__ = ["add"]
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the parser."""
+    """Add the parser."""
     token = commands.add_parser(
         "token",
         help="make a token for a node",

@@ -88,18 +88,18 @@ class Window:
         return self.total + self.debt
 
     def add(self, now: float, count: int) -> _Entry:
-        """Counts from here on; :meth:`take_back` wants what this returns."""
+        """Count from here on; :meth:`take_back` wants what this returns."""
         self.held(now)
         return self._put(now, count)
 
     def take_back(self, entry: _Entry, count: int) -> None:
-        """Undoes an addition, as far as it still counts."""
+        """Undo an addition, as far as it still counts."""
         count = min(count, entry.count)
         entry.count -= count
         self.total -= count
 
     def spend(self, now: float, count: int, limit: int) -> None:
-        """Counts what was used without asking: up to the limit now, the rest as debt."""
+        """Count what was used without asking: up to the limit now, the rest as debt."""
         room = max(0, limit - self.held(now))
         if room:
             self._put(now, min(count, room))
@@ -208,7 +208,7 @@ class Key:
         return may
 
     def admit(self, now: float) -> Permit:
-        """Lets one request in, and counts it. Raises RateLimited, TokenRateLimited or ConcurrencyLimited, and counts
+        """Let one request in, and count it. Raises RateLimited, TokenRateLimited or ConcurrencyLimited, and counts
         nothing then."""
         spec, used = self.spec, self.counters
         rate, tokens, places = spec.requests_per_minute, spec.tokens_per_minute, spec.max_concurrent_requests
@@ -226,7 +226,7 @@ class Key:
         return Permit(self, used.requests.add(now, 1) if rate is not None else None)
 
     def _tokens_left(self, now: float, count: int, limit: int) -> None:
-        """Raises TokenRateLimited unless so many tokens may be let in. Those that running requests have let in count as
+        """Raise TokenRateLimited unless so many tokens may be let in. Those that running requests have let in count as
         if they were spent now."""
         used = self.counters
         wait_s = used.tokens.wait_s(now, count + used.reserved, limit)
@@ -265,7 +265,7 @@ class Permit:
         self._reserved = 0
 
     def reserve(self, tokens: int, now: float) -> None:
-        """Lets in the request's own tokens, which are estimated. Raises TokenRateLimited, or RequestOverTokenLimit for
+        """Let in the request's own tokens, which are estimated. Raises TokenRateLimited, or RequestOverTokenLimit for
         more than a minute's; the request is not counted then."""
         key = self._key
         limit = key.spec.tokens_per_minute

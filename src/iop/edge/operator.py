@@ -111,7 +111,7 @@ class Operator:
         return page
 
     def ollama(self, provider_id: str, path: str, model: str, done: Done) -> None:
-        """Asks an Ollama server what it has, runs or knows of a model: what its node lets pass (EXEC-8). Raises
+        """Ask an Ollama server what it has, runs or knows of a model: what its node lets pass (EXEC-8). Raises
         InvalidRequest, or what :meth:`iop.edge.nodes.NodeServer.ask_ollama` raises."""
         shows = path == "/api/show"
         if shows is not bool(model) or len(model) > MAX_NAME_CHARS:

@@ -94,7 +94,7 @@ Record = RequestOutcome | Message
 
 
 class Sink:
-    """Takes records from any thread and writes them to one file descriptor, in order."""
+    """Take records from any thread and write them to one file descriptor, in order."""
 
     def __init__(self, fd: int, log_format: LogFormat) -> None:
         self._fd = fd
@@ -120,7 +120,7 @@ class Sink:
         self._put(record, size, urgent=urgent)
 
     def close(self) -> None:
-        """Writes what is left, for at most two seconds, and ends the thread. Later records are dropped."""
+        """Write what is left, for at most two seconds, and end the thread. Later records are dropped."""
         with self._lock:
             self._closed = True
         self._some.set()
@@ -244,7 +244,7 @@ def _describe(error: BaseException | None) -> str:
 
 
 def setup(log_format: LogFormat = "console", *, level: int = logging.INFO, fd: int | None = None) -> Sink:
-    """Starts the sink (on stderr unless ``fd`` says otherwise) and makes it the only handler of stdlib logging.
+    """Start the sink (on stderr unless ``fd`` says otherwise) and make it the only handler of stdlib logging.
 
     The caller owns the sink and closes it last.
     """
@@ -286,8 +286,10 @@ async def listen(
         bound = await start(host, port)
     except OSError as error:
         # The loop wraps the system's text in one of its own. A resolver's numbers are not the system's.
-        of_system = bool(error.errno) and not isinstance(error, socket.gaierror)
-        reason = os.strerror(error.errno) if of_system else error.strerror or str(error)
+        if error.errno and not isinstance(error, socket.gaierror):
+            reason = os.strerror(error.errno)
+        else:
+            reason = error.strerror or str(error)
         fields = {"setting": setting, "address": f"{name}:{port}", "reason": reason}
         logger.error("cannot_listen", extra={"fields": fields})
         raise

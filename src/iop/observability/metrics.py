@@ -158,7 +158,7 @@ class Counter(_Family, dict[str | Labels, Cell]):
         return cell
 
     def add(self, amount: float = 1) -> None:
-        """Adds to a counter that has no labels."""
+        """Add to a counter that has no labels."""
         self.cells[()].value += amount
 
     def read(self) -> Iterator[tuple[Labels, int | float]]:
@@ -187,7 +187,7 @@ class Histogram(_Family, dict[str | Labels, HistogramCell]):
         return cell
 
     def observe(self, value: float) -> None:
-        """Observes into a histogram that has no labels."""
+        """Observe into a histogram that has no labels."""
         self.cells[()].observe(value)
 
     def read(self) -> Iterator[tuple[Labels, list[tuple[str, float]], float]]:

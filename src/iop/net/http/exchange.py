@@ -146,7 +146,7 @@ class Exchange:
         self._connection.response_done(self.keep_alive)
 
     def cut(self, *, reset: bool) -> None:
-        """Ends the connection in the middle of the response, so that no client takes it for complete (API-8b): what
+        """End the connection in the middle of the response, so that no client takes it for complete (API-8b): what
         was written is flushed, then FIN without the last chunk, or RST where only the close delimits the body."""
         if self.done:
             return
