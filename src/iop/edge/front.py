@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import (
@@ -23,6 +23,7 @@ from iop.edge.api.routes import (
     endpoints,
     not_there,
     page_of,
+    shaped,
 )
 from iop.edge.cors import Cors
 from iop.edge.dispatch import Dispatcher
@@ -122,7 +123,7 @@ class Front:
                 return
             if endpoint.name == "other":
                 form = form_of(head)
-                endpoint = replace(endpoint, shape=self._shape(ex, None))
+                endpoint = shaped(endpoint, self._shape(ex, None))
             key = self._key(ex)
             if key is not ANONYMOUS:
                 ex.principal = key.principal

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -30,6 +30,7 @@ __all__ = [
     "let_through",
     "not_there",
     "page_of",
+    "shaped",
     "spellings",
 ]
 
@@ -135,6 +136,16 @@ _OTHER = (
 @functools.lru_cache(maxsize=64)
 def _other(path: bytes, computes: bool) -> Endpoint:
     return Endpoint("other", path, path[3:], EventDialect.UNSPECIFIED, Shape.OPENAI, computes=computes)
+
+
+@functools.lru_cache(maxsize=256)
+def _shaped(path: bytes, computes: bool, shape: Shape) -> Endpoint:
+    return replace(_other(path, computes), shape=shape)
+
+
+def shaped(endpoint: Endpoint, shape: Shape) -> Endpoint:
+    """Return the endpoint, which is one of these, with the error objects of ``shape``."""
+    return endpoint if endpoint.shape is shape else _shaped(endpoint.path, endpoint.computes, shape)
 
 
 #: Endpoints that compute an answer and leave nothing behind, as far as their APIs say.
