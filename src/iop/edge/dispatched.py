@@ -6,7 +6,7 @@
                                           └── gone, deadline, stop ──┴──▶ CANCELLING ──terminal──▶ DONE
 
 OPEN begins when something of an answer is shown (API-7). What fails in SENT, before that, may be sent again (API-8). In
-CANCELLING whoever asked has their answer or is gone, and the lease waits for the node's word that the call has ended
+CANCELLING the caller has its answer or is gone, and the lease waits for the node's word that the call has ended
 (POOL-12). Every way into DONE passes ``_end``, which returns the lease, once.
 
 The file is long because the ways out of each state act on the same few fields and are read together.
@@ -84,7 +84,7 @@ def lingers(failure: m.ExecutionFailure) -> bool:
 
 
 class Dispatched(ABC):
-    """See the module. Subclasses say what is sent, and what whoever asked is told."""
+    """See the module. Subclasses say what is sent, and what the caller is told."""
 
     __slots__ = (
         "_commit_bytes",
@@ -135,11 +135,10 @@ class Dispatched(ABC):
         self._recovery: Recovery | None = None  # once an attempt has failed
         self._first_at = 0.0  # when OPEN began, and how much of the answer had come by then
         self._commit_bytes = 0
-        self.error: IopError | None = None  # what whoever asked was told, or would have been
+        self.error: IopError | None = None  # what the caller was told, or would have been
         self.sent_at = 0.0  # the last attempt
-        self.settings: ProviderSettings | None = (
-            None  # of the provider, as they were configured when we were sent there
-        )
+        # Of the provider, as they were configured when the request was sent there.
+        self.settings: ProviderSettings | None = None
         self.at_once: AtOnce | None = None  # how the candidates stood, when a slot was ours without a wait
         self.timeout_s = 0.0
         self.released: ReleaseCause | None = None  # how the last lease ended, once all is over
@@ -154,7 +153,7 @@ class Dispatched(ABC):
 
     @abstractmethod
     def _fail(self, error: IopError) -> None:
-        """Tells whoever asked; only the first word counts."""
+        """Tell the caller; only the first word counts."""
 
     @abstractmethod
     def _side_effects(self) -> bool:
@@ -210,8 +209,8 @@ class Dispatched(ABC):
             self._end(ReleaseCause.SEND_FAILED)
 
     def refused(self, error: IopError) -> None:
-        """The pool let us go: no candidate, or the queue's time is up. Behind a failed attempt that is not what whoever
-        asked is told."""
+        """The pool let us go: no candidate, or the queue's time is up. Behind a failed attempt that is not what
+        the caller is told."""
         self._note_refusal(error)
         self._give_up(error)
         self._end()
@@ -229,7 +228,7 @@ class Dispatched(ABC):
         self._end()
 
     def _lost(self, error: IopError) -> bool:
-        """The node is gone. True if the request is on its way again; else whoever asked has been told."""
+        """The node is gone. True if the request is on its way again; else the caller has been told."""
         if self.state is SENT:
             if self._recover(error, avoid=None):
                 return True
@@ -304,7 +303,7 @@ class Dispatched(ABC):
 
     def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
         """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
-        whoever asked; ``answered`` says that the provider's answer had begun."""
+        the caller; ``answered`` says that the provider's answer had begun."""
         lingering = lingers(failure)
         handoff = self._attempt_failed(failure)
         if self.state is SENT:
@@ -334,8 +333,8 @@ class Dispatched(ABC):
         if not answered and self._turned_away(failure):
             return True
         if code is m.ErrorCode.RESPONSE_STALLED:
-            # Whoever stalled is asked again only on the word of a probe that it serves (POOL-11), and never if it works
-            # on what it was not asked by anybody who waits (LIVE-2b).
+            # A provider that stalled is asked again only if a probe has found that it serves (POOL-11), and never if
+            # its engine works on more than the node has calls open there (LIVE-2b).
             busy = failure.engine_busy
             return self._recover(
                 error,
@@ -440,7 +439,7 @@ class Dispatched(ABC):
         log.info("edge_liveness_recovery_observation", extra={"fields": fields})
 
     def _give_up(self, error: IopError) -> None:
-        """Nothing was shown and no attempt is left: whoever asked is told how the first one failed."""
+        """Nothing was shown and no attempt is left: the caller is told how the first one failed."""
         self._fail(self._recovery.error if self._recovery is not None else error)
 
     def _count_recovery(self) -> None:

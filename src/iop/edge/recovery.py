@@ -27,7 +27,7 @@ __all__ = [
 #: A provider's answers behind which another provider may do better. Everything else is its last word.
 RETRIED_STATUSES = frozenset({429, 502, 503})
 
-#: Of these, the ones with which a provider refuses the request: it is never asked that again (HEALTH-9).
+#: Of these, the ones with which a provider refuses a request. That request is not sent there again (HEALTH-9).
 REFUSED_STATUSES = frozenset({429, 503})
 
 #: Failures of an attempt behind which another may succeed, beside a stall, which has rules of its own. ``CANCELLED``
