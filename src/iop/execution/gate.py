@@ -50,10 +50,11 @@ TRANSITIONS: dict[tuple[SlotState, _SlotEvent], SlotState] = {
 class Slot:
     """One unit of a provider's concurrency on this node, from before its call until that call has ended."""
 
-    __slots__ = ("_gate", "leased", "provider_id", "state")
+    __slots__ = ("_gate", "backend", "leased", "provider_id", "state")
 
-    def __init__(self, gate: CapacityGate, provider_id: str, leased: bool) -> None:
+    def __init__(self, gate: CapacityGate, provider_id: str, leased: bool, backend: object) -> None:
         self._gate = gate
+        self.backend = backend
         self.provider_id = provider_id
         self.leased = leased
         self.state = HELD
@@ -99,12 +100,13 @@ class CapacityGate:
         for provider_id in [p for p, slots in self._held.items() if not slots and p not in self._limits]:
             del self._held[provider_id]
 
-    def try_acquire(self, provider_id: str, *, leased: bool = True) -> Slot | None:
+    def try_acquire(self, provider_id: str, *, leased: bool = True, backend: object = None) -> Slot | None:
         """A slot, or None if the provider is full: then answer ``capacity_exceeded``; if leased, with what
         :meth:`report_full` says.
 
-        ``leased`` says that the request came with a lease of the edge's pool; a direct run has none (POOL-14). Raises
-        UnknownProvider.
+        ``leased`` says that the request came with a lease of the edge's pool; a direct run has none (POOL-14).
+        ``backend`` is the server that is called: a refresh may put another one under the same id (:meth:`held_at`).
+        Raises UnknownProvider.
         """
         limit = self._limits.get(provider_id)
         if limit is None:
@@ -112,13 +114,17 @@ class CapacityGate:
         slots = self._held[provider_id]
         if len(slots) >= limit:
             return None
-        slot = Slot(self, provider_id, leased)
+        slot = Slot(self, provider_id, leased, backend)
         slots.add(slot)
         return slot
 
     def held(self, provider_id: str) -> int:
         """Slots of a provider that are not free, whoever took them."""
         return len(self._held.get(provider_id, ()))
+
+    def held_at(self, provider_id: str, backend: object) -> int:
+        """Those of them whose calls went to this server."""
+        return sum(slot.backend == backend for slot in self._held.get(provider_id, ()))
 
     def report_full(self, provider_id: str) -> int:
         """What ``capacity_exceeded`` reports as held. The edge takes what its leases do not explain as lingering."""

@@ -262,7 +262,7 @@ class Agent:
             if isinstance(request, m.ProviderTunnelRequest):
                 head = provider.request_head(request)
             leased = request.lease.lease_id != 0
-            slot = self.backends.gate.try_acquire(request.provider_id, leased=leased)
+            slot = self.backends.gate.try_acquire(request.provider_id, leased=leased, backend=provider.origin)
         except IopError as exc:
             return self._refuse(request, failure_of(exc))
         if slot is None:

@@ -102,7 +102,7 @@ def _watch(metrics: NodeMetrics, backends: Backends, supervisor: Supervisor, sin
     """Metrics that mirror state read it when they are scraped."""
     metrics.slots.watch(lambda: {(p,): backends.gate.held(p) for p in backends.providers})
     lingering = backends.lingering
-    metrics.lingering.watch(lambda: sum(map(lingering.count, backends.providers)))
+    metrics.lingering.watch(lambda: lingering.held)
     metrics.lingered.watch(lambda: {("ended",): lingering.ended, ("expired",): lingering.expired})
     metrics.capacity.watch(lambda: {(i,): p.config.max_concurrency for i, p in backends.providers.items()})
     metrics.provider_connections.watch(lambda: sum(len(p.pool.connections) for p in backends.providers.values()))

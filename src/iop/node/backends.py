@@ -19,6 +19,7 @@ from iop.node.adapters.echo import EchoServer
 from iop.node.engines import Engines
 from iop.node.lingering import Lingering
 from iop.node.provider import Allowance, Provider, ProviderRejected
+from iop.wire import limits
 from iop.wire import messages as m
 
 __all__ = ["Backends"]
@@ -70,16 +71,16 @@ class Backends:
                     if _built_in(config):
                         server = self._echo.get(provider_id)
                         if server is None:
-                            server = EchoServer(self.runtime)
+                            started[provider_id] = server = EchoServer(self.runtime)
                             await server.start()
-                            started[provider_id] = server
                         base_url = server.base_url
                     fresh[provider_id] = provider = Provider(self.runtime, config, self.allowance, base_url)
                     built.append(provider)
                 except ProviderRejected as exc:
-                    rejected.append(m.Rejected(provider_id, exc.reason, exc.message))
+                    rejected.append(m.Rejected(provider_id, exc.reason, exc.message[: limits.MAX_NAME_CHARS]))
                     del wanted[provider_id]
                 except OSError:
+                    started.pop(provider_id).close()
                     rejected.append(m.Rejected(provider_id, "cannot_listen", "the built-in provider cannot listen"))
                     del wanted[provider_id]
         except BaseException:  # cancelled, too: what was built serves nobody
@@ -117,9 +118,10 @@ class Backends:
         self._sweeping = False
         self._sweep()
 
-    def open_calls(self, provider_id: str) -> int:
-        """Slots whose calls have not ended on the node's side (TUN-5d, LIVE-2b)."""
-        return self.gate.held(provider_id) - self.lingering.count(provider_id)
+    def open_calls(self, provider: Provider) -> int:
+        """Slots whose calls have not ended on the node's side (TUN-5d, LIVE-2b). Only those at this provider's server
+        count: before a refresh its id may have had another one, whose calls go on."""
+        return self.gate.held_at(provider.config.id, provider.origin) - self.lingering.count(provider)
 
     def call_closed(self, provider_id: str, stream_id: int) -> None:
         """A slot whose end an edge is owed is free (POOL-12). The connection on which it counts now hears of it: after

@@ -323,10 +323,11 @@ class ProviderCall(ABC):
         """The probe at an interval of an answer that comes whole (LIVE-2b)."""
         watchdog = self._watchdog
         assert watchdog is not None
-        if self.state in (CLOSING, DONE):
-            return
         now, since = self._agent.runtime.wheel.now, max(self._progress_at(), self._since)
-        if not watchdog.looked(now, since, found.health, idle=found.idle, progressed=self._body_begun()):
+        over = self.state in (CLOSING, DONE)
+        if over or not watchdog.looked(now, since, found.health, idle=found.idle, progressed=self._body_begun()):
+            if found.health is ProviderHealth.UNAVAILABLE:
+                self._agent.health.tell(self.provider, self.target, found)  # no terminal will say it
             return
         if found.health is ProviderHealth.UNAVAILABLE:
             self._evidence(found.health)
@@ -341,10 +342,11 @@ class ProviderCall(ABC):
         self._error = error
         self.stream.fence()
         connection = self._connection
-        if connection is None and not self._stalling:
+        if connection is None:
             self.provider.pool.forsake(self)
-            self._report()
-            return
+            if not self._stalling:
+                self._report()
+                return
         self._move(CLOSING)
         if connection is None:
             self._closed()
@@ -386,7 +388,7 @@ class ProviderCall(ABC):
         """The call is closed, as it was to be: its slot is free, unless the engine may go on with it."""
         backends = self._agent.backends
         watchdog = self._watchdog
-        if self.provider.adapter.works_on and self._written and not self._body_begun():
+        if self.provider.adapter.works_on and self._written and not self._refused and not self._body_begun():
             self._lingers = True
             backends.lingering.add(self.provider, self.slot, self.stream.stream_id)
             if watchdog is not None:
@@ -397,6 +399,11 @@ class ProviderCall(ABC):
             self._due()
         elif watchdog.call_closed():
             self._stalled(watchdog)
+
+    @property
+    def _refused(self) -> bool:
+        """Whether the final head says that the engine does not work on the request."""
+        return self._head is not None and self._head.status >= 300
 
     def _stalled(self, watchdog: Watchdog) -> None:
         """All is known that a stall's terminal says."""

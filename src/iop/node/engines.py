@@ -50,9 +50,9 @@ class Reading:
 
 
 class Engines:
-    """See the module. ``open_calls`` tells how many calls of the node are open at a provider, by its id."""
+    """See the module. ``open_calls`` tells how many calls of the node are open at a provider."""
 
-    def __init__(self, runtime: Runtime, open_calls: Callable[[str], int]) -> None:
+    def __init__(self, runtime: Runtime, open_calls: Callable[[Provider], int]) -> None:
         self._runtime = runtime
         self._open_calls = open_calls
         self._at_once = asyncio.Semaphore(ENGINES_AT_ONCE)
@@ -120,13 +120,13 @@ class Engines:
             self._last[provider.config.id] = provider, task.result()
 
     async def _ask(self, provider: Provider) -> Reading:
-        engine, provider_id = provider.adapter.engine, provider.config.id
+        engine = provider.adapter.engine
         assert engine is not None
         figures: Figures | None = None
         fault: type[IopError] | None = None
         status = 0
         async with self._at_once:
-            asked_at, before = self._now, self._open_calls(provider_id)
+            asked_at, before = self._now, self._open_calls(provider)
             try:
                 async with asyncio.timeout(ENGINE_S):
                     status, body = await provider.ask(b"GET", provider.engine_path, max_bytes=engine.max_bytes)
@@ -137,4 +137,4 @@ class Engines:
                 status = exc.status
             except IopError as exc:
                 fault = type(exc)
-        return Reading(asked_at, min(before, self._open_calls(provider_id)), figures, status, fault)
+        return Reading(asked_at, min(before, self._open_calls(provider)), figures, status, fault)

@@ -150,7 +150,7 @@ class Health:
         if reading is None or reading.figures is None:
             return found
         # A reading may be older than the end of the call that has stalled, which such an engine goes on with.
-        open_calls = min(reading.open_calls, self._backends.open_calls(provider.config.id))
+        open_calls = min(reading.open_calls, self._backends.open_calls(provider))
         running = reading.figures.running
         return found._replace(busy=running > open_calls, idle=running == 0)
 

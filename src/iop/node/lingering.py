@@ -72,9 +72,15 @@ class Lingering:
         if watch.task is None and watch.timer is None:
             self._wait(watch)
 
-    def count(self, provider_id: str) -> int:
-        """How many slots of a provider are in here."""
-        return sum(len(w.left) for p, w in self._watches.items() if p.config.id == provider_id)
+    @property
+    def held(self) -> int:
+        """How many slots are in here."""
+        return sum(len(watch.left) for watch in self._watches.values())
+
+    def count(self, provider: Provider) -> int:
+        """How many slots of a provider are in here, of its server alone."""
+        at = provider.config.id, provider.origin
+        return sum(len(w.left) for p, w in self._watches.items() if (p.config.id, p.origin) == at)
 
     def close(self) -> None:
         """The node ends: nobody is asked any more, and nobody counts the slots."""

@@ -14,6 +14,7 @@ from iop.node import backends as backends_module
 from iop.node.adapters.echo import EchoServer
 from iop.node.backends import Backends
 from iop.node.provider import Allowance
+from iop.wire import codec, limits
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
 
@@ -175,3 +176,37 @@ def test_a_built_in_server_that_cannot_listen_is_rejected(monkeypatch: pytest.Mo
             assert (one.provider_id, one.code, sorted(b.providers)) == ("e", "cannot_listen", ["p"])
 
     body()
+
+
+@pytest.mark.req("CONF-2")
+@async_test()
+async def test_a_built_in_server_that_begins_to_listen_as_the_turn_is_cancelled_is_closed() -> None:
+    """The task that applies a configuration may be cancelled between the bind and its next step."""
+    began, made = asyncio.Event(), []
+
+    class Slow(EchoServer):
+        async def start(self) -> None:
+            await super().start()
+            made.append(self.base_url)
+            began.set()
+            await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends_module, "EchoServer", Slow)
+        async with backends() as b:
+            turn = asyncio.create_task(b.apply(payload(ECHO)))
+            await began.wait()
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            assert not await _reachable(made[0])
+
+
+@pytest.mark.req("CONF-2", "WIRE-2")
+@async_test()
+async def test_what_a_rejection_says_fits_the_wire_however_long_the_names_are() -> None:
+    async with backends() as b:
+        (one,) = await b.apply(payload(replace(P, api_key_env="K" * limits.MAX_NAME_CHARS)))
+        assert one.code == "credential_not_listed"
+        codec.encode(m.NodeReadyRequest("n", 1, [], [one]))
+        assert len(one.detail) <= limits.MAX_NAME_CHARS

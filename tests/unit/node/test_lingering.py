@@ -73,6 +73,46 @@ def test_no_other_call_lingers(kind: str, said: bytes) -> None:
 
 
 @pytest.mark.req("TUN-5d")
+@pytest.mark.parametrize("status", [302, 400, 404, 429, 500, 503])
+@pytest.mark.parametrize("how", ["open", "run"])
+def test_a_call_that_its_engine_refused_does_not_linger(how: str, status: int) -> None:
+    """The head is final: an engine that refuses a request does not work on it. The slot is free for the next call."""
+    with VirtualNode("llama_cpp", capacity=1) as world:
+        slots = Slots(world)
+        call = getattr(world, how)()
+        call.served.send(b"HTTP/1.1 %d X\r\nlocation: /x\r\ncontent-length: 12\r\n\r\n" % status)
+        world.cancel(call)
+        world.pass_s(0.2)
+        assert (call.failure.engine_lingers, lingering(world)) == (False, (0, 0))
+        world.pass_s(2 * ASK_S)
+        assert len(slots.asked_at) == (status == 404), "the probe that a 404 leads to, and nobody else"
+
+
+@pytest.mark.req("TUN-5d", "CONF-2")
+@pytest.mark.parametrize(
+    ("config", "held"),
+    [({"base_url": "http://127.0.0.1:9001/other/v1"}, 2), ({"idle_ms": 2000}, 1)],
+    ids=["another server", "the same server"],
+)
+def test_after_a_refresh_only_calls_at_the_same_server_explain_what_it_runs(
+    config: dict[str, object], held: int
+) -> None:
+    """A refresh gives the provider's id to another server: calls that are open there are none of the old engine's."""
+    with VirtualNode("llama_cpp", capacity=4) as world:
+        slots = Slots(world, running=1)
+        world.cancel(world.open(**SLOW))
+        world.pass_s(0.2)
+        world.refresh(**config)
+        world.pass_s(0.2)
+        world.open()
+        world.pass_s(2 * ASK_S + 0.5)
+        assert lingering(world)[0] == held
+        slots.running = 0
+        world.pass_s(ASK_S + 0.5)
+        assert lingering(world)[0] == 1
+
+
+@pytest.mark.req("TUN-5d")
 def test_a_call_that_never_reached_its_engine_does_not_linger() -> None:
     with VirtualNode("llama_cpp") as world:
         world.network.unreachable.add(9001)

@@ -582,6 +582,41 @@ def test_a_deadline_and_a_cancel_end_a_whole_answer_at_once_also_while_it_is_pro
         world.pass_s(5)
 
 
+@pytest.mark.req("LIVE-2b", "HEALTH-6")
+@pytest.mark.parametrize("how", ["deadline", "cancel", "answer", "head"])
+def test_what_the_probe_of_a_whole_answer_finds_is_told_although_the_call_has_ended(how: str) -> None:
+    """The node logs that the provider is lowered; its edge hears the same."""
+    with VirtualNode() as world:
+        call = world.open(**WHOLE, deadline_ms=2500 if how == "deadline" else 0)  # its probe hangs from 2 s on
+        world.pass_s(2.45)
+        if how == "cancel":
+            world.cancel(call)
+        elif how == "answer":
+            whole_answer(call)
+        elif how == "head":
+            call.served.send(JSON_HEAD + chunk(b"{"))
+        world.pass_s(3.0)
+        (seen,) = world.observations
+        assert (seen.provider_health.name, seen.reason.name) == ("UNAVAILABLE", "REFUSED")
+
+
+@pytest.mark.req("LIVE-2b", "TUN-5")
+def test_a_stall_of_a_call_that_connects_again_gives_up_the_connect() -> None:
+    with VirtualNode() as world:
+        call = world.open(**WHOLE)  # its probe hangs from 2 s to 5 s
+        world.pass_s(4.5)
+        ours, pool = world.agent.calls[call.stream_id], world.backends.providers["p"].pool
+        world.network.unreachable.add(9001)
+        # A kept connection that turns out dead with nothing of the request written, which this network never shows.
+        ours._reused = True
+        ours.connection_lost(None, written=False, heard=False)
+        world.pass_s(0.2)
+        assert (ours.state.value, len(pool._tasks)) == ("connecting", 1)
+        world.pass_s(0.7)
+        assert (call.code, call.failure.provider_health.name) == ("response_stalled", "UNAVAILABLE")
+        assert pool._tasks == {}
+
+
 # ---- LIVE-5: the bound, whatever health.timeout_ms says --------------------------------------------------------------
 
 
