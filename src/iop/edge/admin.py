@@ -161,7 +161,7 @@ class Admin:
 
         def answer(outcome: m.NodeCommandResponse | IopError) -> None:
             if ex.done:
-                return  # whoever asked has left
+                return  # the caller has left
             if isinstance(outcome, IopError):
                 self.fail(ex, outcome)
             elif outcome.status == 200:
@@ -181,7 +181,7 @@ class Admin:
 
         def answer(outcome: Reloaded | IopError) -> None:
             if ex.done:
-                return  # whoever asked has left; the log says what became of it
+                return  # the caller has left; the log says what became of it
             if isinstance(outcome, Reloaded):
                 body = {
                     "result": outcome.result,

@@ -307,7 +307,7 @@ class Dispatched(ABC):
         lingering = lingers(failure)
         handoff = self._attempt_failed(failure)
         if self.state is SENT:
-            # Past the pool is past this, too: whoever named a provider asks about that one.
+            # A direct run has no ticket: it names its provider, so no other one is asked.
             if self.ticket is not None and self._made_up_for(failure, error, handoff, answered, lingering):
                 return
             self._give_up(error)

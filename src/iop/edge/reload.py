@@ -1,8 +1,8 @@
 """Reading the configuration again while the edge runs (CONF-2): on SIGHUP, `iop-edge reload`, ``POST /admin/reload``.
 
 The file is read in a thread of its own, since YAML of many nodes takes longer than a stream may wait; what it says is
-taken over on the loop in one piece, or not at all. One reading is under way at a time. Whoever asks meanwhile is served
-by the next one, together with all others, so a storm of requests costs what one does.
+taken over on the loop in one piece, or not at all. One reading is under way at a time. A caller that comes meanwhile is
+served by the next one, together with all others, so a storm of requests costs what one does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("iop.edge.reload")
 
 MAX_ASKERS = 256
 READ_S = 30.0
-ANSWER_S = 5.0  # for nodes to take over what changed, before whoever asked for the reload is answered
+ANSWER_S = 5.0  # for nodes to take over what changed, before the caller of the reload is answered
 TOLD = 100  # names and faults in one answer or log line
 
 Load = Callable[[], EdgeConfig]
@@ -57,7 +57,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What became of one reading. ``nodes`` are those that were told something new; for whoever asked, ``unanswered``
+    """What became of one reading. ``nodes`` are those that were told something new; for the caller, ``unanswered``
     are those of them that had not answered within ``ANSWER_S``, and ``rejected`` what nodes do not take (CONF-2), as
     rows with node, provider, code and detail."""
 
@@ -185,7 +185,7 @@ class Reloader:
             self._start()
 
     def _tell_when_answered(self, outcome: Reloaded, serving: list[Answer], due_at: float) -> None:
-        """Tell whoever asked once the nodes have answered, which the next reading does not wait for."""
+        """Tell the caller once the nodes have answered, which the next reading does not wait for."""
         told = self._answers(outcome)
         if not told.unanswered or self._closed or self._runtime.wheel.now >= due_at:
             return self._tell(told, serving)

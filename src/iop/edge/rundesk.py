@@ -92,7 +92,7 @@ def open_run(d: Dispatcher, ex: Exchange, body: bytes) -> RunFeed:
 
 
 class RunFeed:
-    """One run's listener, and through it whoever asked for the run."""
+    """One run's listener, and through it the caller."""
 
     writer: Writer | None
 
@@ -119,7 +119,7 @@ class RunFeed:
             self._close()
 
     def client_gone(self) -> None:
-        """Whoever asked has left."""
+        """The caller has left."""
         self._open = False
         self._ex.context = None
         if not self._background:
