@@ -33,10 +33,11 @@ class Patterns:
     """Several patterns, split once, for many names.
 
     Those of the usual kinds (``abc``, ``abc*``, ``*abc`` and ``*abc*``) cost a name no Python for each of them. The
-    others are found by the text before their first star.
+    others are found by the text before their first star. Texts of ``*abc*`` are found by their first characters, as
+    many as the shortest of them has.
     """
 
-    __slots__ = ("_ends", "_inner", "_lengths", "_names", "_others", "_starts")
+    __slots__ = ("_ends", "_inner", "_lengths", "_names", "_others", "_size", "_starts")
 
     def __init__(self, patterns: Iterable[str]) -> None:
         names, starts, ends, inner = set(), [], [], []
@@ -55,15 +56,23 @@ class Patterns:
                 case [*middle, last]:
                     self._others.setdefault(first, []).append((max(middle, key=len, default=""), middle, last))
         self._names = frozenset(names)
-        self._starts, self._ends, self._inner = tuple(starts), tuple(ends), tuple(inner)
+        self._starts, self._ends = tuple(starts), tuple(ends)
+        self._size = size = min(map(len, inner), default=0)
+        self._inner: dict[str, tuple[str, ...]] = {}
+        for text in inner:
+            self._inner[text[:size]] = (*self._inner.get(text[:size], ()), text)
         self._lengths = sorted({len(first) for first in self._others})
 
     def fit(self, name: str) -> bool:
         """Whether one of them fits the whole name, as :func:`fits` says it."""
         if name in self._names or name.startswith(self._starts) or name.endswith(self._ends):
             return True
-        if self._inner and any(map(name.__contains__, self._inner)):
-            return True
+        inner, size = self._inner, self._size
+        if inner:
+            for at in range(len(name) - size + 1):
+                texts = inner.get(name[at : at + size])
+                if texts is not None and name.startswith(texts, at):
+                    return True
         for length in self._lengths:
             first = name[:length]
             for longest, middle, last in self._others.get(first, ()):
