@@ -75,20 +75,20 @@ class Health:
         provider: Provider,
         target: str,
         cause: str,
-        heard: Callable[[Finding], None],
+        heard: Callable[[Finding], bool],
         reason: HealthReason | None = None,
         *,
         since: float = 0.0,
     ) -> None:
-        """Probes; ``heard`` is called later and once. ``cause``: ``stall``, ``command`` or ``failure``. ``reason``: why
-        the edge has lowered what is asked about. ``since``, of a stall: figures of the engine from before that say
-        nothing of the call."""
+        """Probe. ``heard`` is called later and once, and says whether the finding counts. ``cause``: ``stall``,
+        ``command`` or ``failure``. ``reason``: why the edge has lowered what is asked about. ``since``, of a stall:
+        figures of the engine from before that say nothing of the call."""
 
         def done(task: _Probe) -> None:
             found = _UNKNOWN if task.cancelled() else task.result()
             self._metrics.probes[cause, found.health.value].value += 1
-            self._announce(provider, target, found, stalled=cause == "stall")
-            heard(found)
+            if heard(found):
+                self._announce(provider, target, found, stalled=cause == "stall")
 
         stall = cause == "stall"
         key = provider, target, reason, stall
@@ -104,9 +104,10 @@ class Health:
         """A numbered observation, for CAPABILITIES (HEALTH-5)."""
         heard: asyncio.Future[Finding] = self._runtime.loop.create_future()
 
-        def tell(found: Finding) -> None:
-            if not heard.done():  # whoever waited may have been cancelled
+        def tell(found: Finding) -> bool:
+            if not heard.done():  # who waited may have been cancelled
                 heard.set_result(found)
+            return True
 
         self.ask(provider, target, "command", tell, reason)
         return (await heard).health, self.number()
@@ -228,11 +229,12 @@ class Health:
         self._reporting[key] = False
         self.ask(provider, target, "failure", partial(self._looked, key))
 
-    def _looked(self, key: _Key, found: Finding) -> None:
+    def _looked(self, key: _Key, found: Finding) -> bool:
         if self._closed:
-            return
+            return True
         self.tell(*key, found)
         self._runtime.wheel.arm(REST_S, partial(self._rested, key))
+        return True
 
     def _rested(self, key: _Key) -> None:
         if self._reporting.pop(key):

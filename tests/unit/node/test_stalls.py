@@ -596,8 +596,9 @@ def test_what_the_probe_of_a_whole_answer_finds_is_told_although_the_call_has_en
         elif how == "head":
             call.served.send(JSON_HEAD + chunk(b"{"))
         world.pass_s(3.0)
-        (seen,) = world.observations
-        assert (seen.provider_health.name, seen.reason.name) == ("UNAVAILABLE", "REFUSED")
+        seen = [(o.provider_health.name, o.reason.name) for o in world.observations]
+        # An answer that began behind the question says more of the provider than a probe that hung.
+        assert seen == ([] if how in {"answer", "head"} else [("UNAVAILABLE", "REFUSED")])
 
 
 @pytest.mark.req("LIVE-2b", "TUN-5")
