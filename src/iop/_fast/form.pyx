@@ -170,7 +170,7 @@ cdef class FormScanner(BodyFacts):
                 if self.matched == self.delimiter_n:
                     if self.held_from or self.delimiter[0] != LF or self.content_n == 0 or self.last != CR:
                         self._malformed("a boundary is not on a line of its own", p - span - self.delimiter_n)
-                    self._part_ends()
+                    self._part_ends(p - span)
                     self.state = BEHIND
                     return p
             else:
@@ -203,12 +203,12 @@ cdef class FormScanner(BodyFacts):
         memcpy(self.text + before, p, n)
         return 0
 
-    cdef int _part_ends(self) except -1:
-        """The last byte of the content is the CR of the delimiter."""
+    cdef int _part_ends(self, Py_ssize_t at) except -1:
+        """The last byte of the content is the CR of the delimiter, which ends at ``at`` in the piece."""
         cdef Py_ssize_t n
         cdef bytes text
         if self.length >= 0 and <unsigned long long>self.length != self.content_n - 1:
-            self._malformed("a part's content-length is not its length", 0)
+            self._malformed("a part's content-length is not its length", at)
         if self.is_file:
             self.files += 1
             return 0

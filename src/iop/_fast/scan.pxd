@@ -1,6 +1,6 @@
 # The one incremental JSON tokenizer (inline: scan.pyx and sse.pyx each compile their own copy), and the scanners that
-# relay.pyx cimports. scan.pyi describes the Python face. The file is long because it
-# is one state machine, and inline code has to be in a pxd to be shared.
+# relay.pyx cimports. scan.pyi describes the Python face. The file is long because it is one state machine, and inline
+# code has to be in a pxd to be shared.
 #
 # Strict is RFC 8259 with UTF-8 checked. Lenient also takes what Python's json.loads(strict=False) takes: control
 # characters inside strings, NaN, Infinity and -Infinity, and it does not look at UTF-8.

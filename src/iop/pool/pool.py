@@ -391,7 +391,7 @@ class Pool:
         """Return ``lease`` (unless it is back already) and admit its ticket again at its old place (POOL-8, POOL-12).
 
         What becomes of the ticket is in the actions (Granted or Refused); in neither it waits. ``held`` comes with
-        ``capacity_exceeded``: the slots that the node holds; those that no lease of ours explains linger. The wait goes
+        ``capacity_exceeded``: the slots that the node holds; what exceeds the leases counts as lingering. The wait goes
         on under its first deadline, or with ``recovery`` under a new one. A call for a ticket that has moved on is
         a counted no-op.
         """
