@@ -22,6 +22,7 @@ import contextlib
 import random
 import socket
 import struct
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ class FaultProxy:
         self.passed_bytes = 0
         self._open: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, asyncio.StreamWriter, list[Direction]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._sock = socket.socket()
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Before listen, so that accepted sockets inherit it: what is held is held here, not in the kernel.
@@ -168,6 +170,9 @@ class FaultProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:  # closed ones too: they may hold bytes that nobody will read
+            writer.transport.abort()
+        await asyncio.sleep(0)  # in which the sockets close
 
     # ---- faults of the moment ----------------------------------------------------------------------------------------
 
@@ -197,6 +202,7 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._writers.add(writer)
         try:
             await self._serve(task, reader, writer)
         except (ConnectionError, asyncio.CancelledError):
@@ -216,6 +222,7 @@ class FaultProxy:
             _close(writer, reset=True)
             return
         self.connections += 1
+        self._writers.add(there)
         up = Direction(self, reader, there, up=True)
         down = Direction(self, there_reader, writer, up=False)
         self._open[task] = writer, there, [up, down]
