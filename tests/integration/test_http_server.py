@@ -413,6 +413,17 @@ def read_slowly(sock: socket.socket) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
+async def slow_client(address: tuple[str, int], app: Recorder) -> socket.socket:
+    """A client with small buffers, whose request the app holds."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, address)
+    sock.send(b"GET / HTTP/1.0\r\n\r\n")
+    await until(lambda: bool(app.waiting))
+    return sock
+
+
 @pytest.mark.req("API-8b", "TUN-5c")
 @async_test()
 async def test_what_came_before_a_cut_is_read_and_then_the_reset() -> None:
@@ -420,12 +431,7 @@ async def test_what_came_before_a_cut_is_read_and_then_the_reset() -> None:
     app = Recorder()
     app.hold = True
     async with serving(app) as (server, address):
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, address)
-            sock.send(b"GET / HTTP/1.0\r\n\r\n")
-            await until(lambda: bool(app.waiting))
+        with await slow_client(address, app) as sock:
             ex = app.waiting.pop()
             ex.begin_stream(b"")
             ex.send(b"y" * 1_000_000)
@@ -509,12 +515,7 @@ async def test_who_is_given_up_before_the_end_of_an_answer_sees_a_reset(
     app = Recorder()
     app.hold = True
     async with serving(app, client_idle_timeout_s=0.3) as (server, address):
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, address)
-            sock.send(b"GET / HTTP/1.0\r\n\r\n")
-            await until(lambda: bool(app.waiting))
+        with await slow_client(address, app) as sock:
             answer(app.waiting.pop())
             assert len(server.connections) == 1
             end(server, sock)

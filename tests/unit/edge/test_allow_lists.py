@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from iop.edge.keys import DECIDED, Key, KeySpec
+from tests.support.lines import lines_of
 
 KINDS: dict[str, Callable[[int], str]] = {
     "name": lambda i: f"team{i}",
@@ -18,23 +16,6 @@ KINDS: dict[str, Callable[[int], str]] = {
     "inner": lambda i: f"*team{i}*",
     "both": lambda i: f"team{i}-*-instruct",
 }
-
-
-def lines(work: Callable[[], object]) -> int:
-    count = 0
-
-    def line(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def key(kind: str, patterns: int) -> Key:
@@ -50,7 +31,7 @@ def test_a_listing_costs_a_model_the_same_with_few_patterns_and_with_many(kind: 
 
     def listing(patterns: int) -> int:
         at = key(kind, patterns)
-        return lines(lambda: [at.may_use(name, f"group of {name}") for name in names])
+        return lines_of(lambda: [at.may_use(name, f"group of {name}") for name in names])
 
     few, many = listing(3), listing(256)
     assert many <= 1.5 * few, (few, many)
@@ -59,8 +40,8 @@ def test_a_listing_costs_a_model_the_same_with_few_patterns_and_with_many(kind: 
 @pytest.mark.req("API-11", "API-8c")
 def test_a_model_that_was_asked_for_is_decided_once_and_little_is_remembered() -> None:
     at = key("both", 256)
-    first = lines(lambda: at.may_use("team7-coder-instruct", "g"))
-    again = lines(lambda: [at.may_use("team7-coder-instruct", "g") for _ in range(10)])
+    first = lines_of(lambda: at.may_use("team7-coder-instruct", "g"))
+    again = lines_of(lambda: [at.may_use("team7-coder-instruct", "g") for _ in range(10)])
     assert again < 10 * first / 2
     assert [at.may_use(f"team{i}-x-instruct", "g") for i in range(3 * DECIDED)] == [i < 256 for i in range(3 * DECIDED)]
     assert len(at._decided) <= DECIDED

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from iop.pool import Granted, Lease, QueueLimits, ReleaseCause, Ticket
+from tests.support.lines import lines_of
 from tests.unit.pool.pool_world import PoolWorld, group, provider
 
 FEW, MANY = 100, 100_000
@@ -55,31 +53,16 @@ class Full:
             assert isinstance(action, Granted)
             self.leases.append(action.lease)
 
-    def lines(self) -> int:
-        """Lines of Python that the cycles run: the same each time, whatever else the machine does."""
-        count = 0
-
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            nonlocal count
-            count += event == "line"
-            return line
-
-        before = sys.gettrace()
-        sys.settrace(line)
-        try:
-            for _ in range(CYCLES):
-                self.cycle()
-        finally:
-            sys.settrace(before)
-        return count
+    def cycles(self) -> None:
+        for _ in range(CYCLES):
+            self.cycle()
 
     def cpu_s(self) -> float:
         """CPU time of the cycles, the best of several: what runs without a line of Python counts, too."""
         best = float("inf")
         for _ in range(7):
             began = time.thread_time()
-            for _ in range(CYCLES):
-                self.cycle()
+            self.cycles()
             best = min(best, time.thread_time() - began)
         return best
 
@@ -87,7 +70,7 @@ class Full:
 @pytest.mark.req("POOL-9")
 def test_a_hundred_thousand_waiters_cost_an_operation_no_more_than_three_times_what_a_hundred_do() -> None:
     few, many = Full(FEW), Full(MANY)
-    lines = few.lines(), many.lines()
+    lines = lines_of(few.cycles), lines_of(many.cycles)
     assert lines[1] <= RATIO * lines[0], f"lines of Python for {CYCLES} cycles: {lines}"
     times = few.cpu_s(), many.cpu_s()
     assert times[1] <= RATIO * times[0], f"CPU seconds for {CYCLES} cycles: {times}"
