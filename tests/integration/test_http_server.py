@@ -14,7 +14,7 @@ import pytest
 from iop.errors import IopError
 from iop.net.http.closing import LINGER_S, REFUSED_BYTES
 from iop.net.http.exchange import Exchange, ServerLimits
-from iop.net.http.server import HttpServer
+from iop.net.http.server import RDHUP_S, HttpServer
 from iop.net.loop import Runtime
 from tests.support.aio import async_test, until
 from tests.support.http import Broken, Client
@@ -466,8 +466,11 @@ async def test_a_fin_behind_pipelined_requests_takes_no_answer_away() -> None:
             await until(lambda: bool(server.connections))
             (connection,) = server.connections
             await until(lambda: connection.writer.paused and connection.state == "idle")
+            await asyncio.to_thread(sender.join)
+            wheel = server.runtime.wheel
+            sent_at = wheel.now
+            await until(lambda: wheel.now > sent_at + 3 * RDHUP_S)  # the FIN has been seen by then
             body, reset = await asyncio.to_thread(read_slowly, sock)
-            sender.join()
         assert not reset
         answers = body.split(b"HTTP/1.1 200 OK\r\n")[1:]
         assert len(answers) > 300
