@@ -72,7 +72,7 @@ class Footprint:
         return (
             later.fds <= self.fds
             and later.tasks <= self.tasks
-            and later.objects - self.objects < 3_000
+            and later.objects - self.objects < 500
             and later.rss_bytes - self.rss_bytes < 16 << 20
         )
 

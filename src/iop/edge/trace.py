@@ -130,6 +130,12 @@ class Trace:
         found = [row for row in rows if row[0].client_request_id == client_request_id]
         return Record(*max(reversed(found), key=lambda row: row[0].ts)) if client_request_id and found else None
 
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._straight.clear()
+        self._noted.clear()
+        self._notes = 0
+
     def __len__(self) -> int:
         return len(self._straight) + len(self._noted)
 

@@ -56,6 +56,20 @@ def test_those_out_of_the_ordinary_are_bounded_by_themselves() -> None:
 
 
 @pytest.mark.req("OBS-7")
+def test_a_trace_that_was_cleared_begins_anew() -> None:
+    trace = Trace()
+    keep(trace, row("plain"))
+    for number in range(KEPT_NOTES // MAX_NOTES):
+        keep(trace, row(f"noted{number}", *[(11.0, "waiting", {})] * MAX_NOTES))
+    trace.clear()
+    assert len(trace) == 0
+    for number in range(KEPT_NOTES // MAX_NOTES):
+        keep(trace, row(f"again{number}", *[(11.0, "waiting", {})] * MAX_NOTES))
+    assert trace.find("noted0") is None
+    assert trace.find("again0") is not None, "notes of before do not count"
+
+
+@pytest.mark.req("OBS-7")
 def test_a_request_is_found_by_its_clients_id_the_latest_first() -> None:
     trace = Trace()
     for number, notes in enumerate(((), ((10.0, "waiting", {}),), ())):
