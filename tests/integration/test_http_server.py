@@ -372,7 +372,7 @@ async def test_a_body_may_take_long_as_long_as_it_goes_on(pace_bytes: int, stead
             assert passed_s > 3 * 0.4
         else:
             assert answer.status == 408
-            assert passed_s >= 0.4
+            assert 0.4 <= passed_s < 1.0
             assert app.gone == ["body_timeout"]
         await client.close()
 

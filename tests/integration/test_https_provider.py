@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from iop.credentials.contexts import served
-from tests.support.aio import async_test
+from tests.support.aio import async_test, until_seen
 from tests.support.certificates import Certificates
 from tests.support.http import chat, post
 from tests.support.provider import DONE, ScriptedProvider, chat_answer, chat_delta, chat_event, listening_socket
-from tests.support.stack import Stack, model, running_stack
+from tests.support.stack import Scene, Stack, model, running_stack
 
 CHAT = "/v1/chat/completions"
 
@@ -109,9 +109,14 @@ async def test_a_provider_of_an_unknown_ca_is_not_spoken_to(tmp_path: Path) -> N
     with ExitStack() as opened:
         behind = Behind(tmp_path, opened, known=False)
         async with behind.stack.scene() as scene, ScriptedProvider(behind.sock, tls=behind.context) as provider:
-            client = await scene.send(post(CHAT, chat("s")))
-            answer = await client.answer()
-            # The node's look at its providers may have found it out before the request came.
-            told = answer.status, answer.json["error"]["code"]
-            assert told in {(502, "provider_unreachable"), (503, "unavailable")}
+            # The node's look finds it out; tests/integration/test_provider_tls.py has what a request would be told.
+            await until_seen(lambda: lowered(scene), {"s": "refused", "named": "refused"})
+            answer = await (await scene.send(post(CHAT, chat("s")))).answer()
+            assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
             assert provider.calls == []
+
+
+async def lowered(scene: Scene) -> dict[str, str]:
+    """Why providers are out of the choice."""
+    rows = [p for node in (await scene.status())["nodes"] for p in node["providers"]]
+    return {p["id"]: p["lowered"]["reason"] for p in rows if p["lowered"]}

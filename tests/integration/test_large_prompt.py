@@ -50,7 +50,6 @@ def test_no_turn_of_the_loop_is_longer_than_5_ms(messages: int, tmp_path: Path) 
                         found.append(await of.longest_ms())
                 finally:
                     await client.close()
-                # Each prompt takes the same turns; what disturbs a few of them is another program's use of the caches.
-                assert sorted(found)[PROMPTS - 3] <= LONGEST_MS, found
+                assert max(found) <= LONGEST_MS, found
 
     body()

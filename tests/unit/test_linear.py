@@ -45,16 +45,15 @@ def require_linear(make: Callable[[int], Callable[[], object]], size: int = 256,
     """Fail if sixteen times the input takes 64 times as long.
 
     ``make(n)`` prepares an input of about n bytes, and returns the run on it: what it allocates is not timed. The size
-    grows until a run takes long enough to time. What is still shorter counts as one sixteenth of that: a ratio to less
-    would be one to the noise of the clock.
+    grows until a run takes long enough to time.
     """
     while seconds(make(size)) < SHORTEST_S and size * TIMES * 4 <= most:
         size *= 4
     for _ in range(4):  # again, for a machine that had something else to do
-        ratio = seconds(make(size * TIMES)) / max(seconds(make(size)), SHORTEST_S / TIMES)
-        if ratio < BOUND:
-            break
-    assert ratio < BOUND, f"{TIMES} times the input takes {ratio:.0f} times as long"
+        large = seconds(make(size * TIMES))
+        if large < SHORTEST_S or (ratio := large / seconds(make(size))) < BOUND:
+            return
+    pytest.fail(f"{TIMES} times the input takes {ratio:.0f} times as long")
 
 
 # ---- regular expressions --------------------------------------------------------------------------------------------
