@@ -139,10 +139,15 @@ def _model_name(value: str) -> str:
     return value
 
 
-def _env_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", value):
-        raise _fault("write the NAME of an environment variable (letters, digits, '_'), not the secret itself")
-    return value
+def _form(pattern: str, told: str) -> AfterValidator:
+    """A check that the whole text has a form; ``told`` says what to write."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise _fault(told)
+        return value
+
+    return AfterValidator(check)
 
 
 def _sha256(value: str) -> str:
@@ -153,7 +158,13 @@ def _sha256(value: str) -> str:
 
 Ident = Annotated[str, AfterValidator(_ident)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
-EnvName = Annotated[str, AfterValidator(_env_name)]
+EnvName = Annotated[
+    str,
+    _form(
+        r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+        "write the NAME of an environment variable (letters, digits, '_'), not the secret itself",
+    ),
+]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 
 
@@ -198,20 +209,16 @@ def _client_path(value: str) -> str:
     return value
 
 
-def _server_path(value: str) -> str:
-    if len(value) > 1024 or not re.fullmatch(r"(/[!-~]*)?", value):
-        raise _fault("write a path from the root of the server, without spaces, that begins with /: /health")
-    return value
-
-
-def _server_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,253}", value):
-        raise _fault("write a host name or an address as a certificate has it: edge.example")
-    return value
-
-
-ServerPath = Annotated[str, AfterValidator(_server_path)]
-ServerName = Annotated[str, AfterValidator(_server_name)]
+ServerPath = Annotated[
+    str,
+    _form(
+        r"(?:/[!-~]{0,1023})?",
+        "write a path from the root of the server, without spaces, that begins with /: /health",
+    ),
+]
+ServerName = Annotated[
+    str, _form(r"[A-Za-z0-9_.:-]{1,253}", "write a host name or an address as a certificate has it: edge.example")
+]
 
 #: Paths of providers that clients may POST to, beside those that are known (API-6b).
 ClientPaths = Annotated[tuple[Annotated[str, AfterValidator(_client_path)], ...], Field(max_length=100)]

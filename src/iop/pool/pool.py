@@ -12,8 +12,8 @@ Hence a newcomer that finds a free slot overtakes nobody (POOL-5); a slot that b
 of that one provider only; and nobody waits without a candidate (POOL-4). Each call that frees or adds capacity restores
 it before it returns: :meth:`Pool._serve` for one provider, :meth:`Pool._pump` for many at once.
 
-The file is long, more than 600 lines, because these methods keep the invariant together; what can stand alone is in
-lanes, resources, queue and registry.
+The file is long because these methods keep the invariant together; what can stand alone is in lanes, resources, queue
+and registry.
 
 Lingering units (POOL-12) end by :meth:`Pool.call_closed` or with the generation. So a node owes one call_closed for
 every gate slot that ends otherwise than by a terminal with ``close_confirmed=true`` on the session it is reported to
