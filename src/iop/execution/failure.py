@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from iop.errors import WIRE_CODES, CapacityExceeded, InternalError, IopError, ResponseStalled, from_code
+from iop.wire import limits
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 512
-MAX_RETRY_AFTER_BYTES = 64  # the longest date has 31
 
 
 class ProviderHealth(enum.StrEnum):
@@ -119,7 +119,7 @@ class ExecutionFailure:
             object.__setattr__(self, "code", InternalError.code)
         if len(self.message) > MAX_MESSAGE_BYTES:
             object.__setattr__(self, "message", self.message[:MAX_MESSAGE_BYTES])
-        if len(self.retry_after) > MAX_RETRY_AFTER_BYTES:
+        if len(self.retry_after) > limits.MAX_RETRY_AFTER_BYTES:
             object.__setattr__(self, "retry_after", b"")
         if self.provider_health is not None or self.liveness_classification is not None:
             health, classification = normalise_evidence(self.provider_health, self.liveness_classification)
