@@ -84,7 +84,11 @@ class OwnAnswer:
 
 
 class Recovery:
-    """What a request remembers of its failed attempts: made at the first of them. ``error`` is that one's."""
+    """What a request remembers of its failed attempts, from the first of them on.
+
+    If no attempt succeeds, the caller of a request is told ``answer``, the last answer of a provider, and without one
+    ``error``, how the first attempt failed. A run passes no answer on: its ``error`` is that of the last answer.
+    """
 
     __slots__ = ("answer", "error", "readmissions")
 

@@ -129,8 +129,8 @@ def submit_run(d: Dispatcher, spec: RunSpec, listener: RunListener, principal: s
 class EdgeRun(Dispatched):
     """One run. ``ticket`` is None for a direct one."""
 
-    __slots__ = ("_ended", "_input_bytes", "_listener", "_node_id", "_provider_id", "_refusal", "_start_told",
-                 "_started", "_usage", "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
+    __slots__ = ("_ended", "_input_bytes", "_listener", "_node_id", "_provider_id", "_start_told", "_started",
+                 "_usage", "accepted_at", "body_bytes_out", "principal", "spec")  # fmt: skip
 
     path = "run"
     stream: RunSink | None
@@ -147,7 +147,6 @@ class EdgeRun(Dispatched):
         self._start_told = False  # the listener has heard one
         self._ended = False  # the listener has heard the end
         self._usage: tuple[int | None, ...] | None = None
-        self._refusal: IopError | None = None  # what a provider last answered, if that was a status
         self._node_id = self._provider_id = ""
 
     @property
@@ -289,7 +288,8 @@ class EdgeRun(Dispatched):
         failure = told or m.ExecutionFailure(code, close_confirmed=True)
         error = _error(failure, self._provider_id)
         if failure.provider_status:
-            self._refusal = error
+            if self._recovery is not None:
+                self._recovery.error = error
             if failure.provider_status in REFUSED_STATUSES and failure.retry_after:
                 self._let_rest(rest_of(failure.retry_after, time.time()))
         self._attempt_over(failure, error, answered=self._started)
@@ -311,13 +311,6 @@ class EdgeRun(Dispatched):
 
     def _withdrawn(self) -> None:
         self._started = False
-
-    def _give_up(self, error: IopError) -> None:
-        """What the provider that was asked last has answered comes before how the first one failed."""
-        if self._refusal is not None:
-            self._fail(self._refusal)
-        else:
-            super()._give_up(error)
 
     def on_broken(self, exc: Exception, ended: bool) -> None:
         """A fault of ours in a callback: it ends this run, and no other."""
