@@ -433,6 +433,7 @@ class HttpConnection(asyncio.Protocol):
         """End with RST, once the client has been given what came before: a reset drops what is still on its way."""
         if self._transport is not None and self.state is not CLOSED:
             self._end(CUT)
+            self._exchange = None
 
     def close(self, *, reset: bool, reason: str = "client_gone", refused: bool = False) -> None:
         """Flush and close, as fast as the client reads; with ``reset`` the client sees RST at once.
@@ -492,11 +493,12 @@ class HttpConnection(asyncio.Protocol):
     def _client_gone(self) -> None:
         """The client has closed: there is nobody to whom the rest could be sent. It may have closed one direction only,
         and see the end: where only that delimits the body, the end is a reset (API-8b)."""
-        exchange = self._exchange
-        if self.state is not CLOSED and self._transport is not None and exchange is not None:
-            self._move(CLOSED)
-            flow.abort(self._transport, reset=exchange.head.http10)
-            self._abandon("client_gone")
+        exchange, transport = self._exchange, self._transport
+        assert exchange is not None
+        assert transport is not None
+        self._move(CLOSED)
+        flow.abort(transport, reset=exchange.head.http10)
+        self._abandon("client_gone")
 
     def _abandon(self, reason: str) -> None:
         exchange, self._exchange = self._exchange, None
