@@ -314,30 +314,30 @@ class ProviderCall(ABC):
         self._stop(ResponseStalled())
         self._probe(self._probed)
 
-    def _probe(self, heard: Callable[[Finding], bool]) -> None:
+    def _probe(self, heard: Callable[[Finding], None]) -> None:
         """Probe the target of a call that is silent."""
         since = max(self._progress_at(), self._since)
         self._agent.health.ask(self.provider, self.target, "stall", heard, since=since)
 
-    def _probed_quietly(self, found: Finding) -> bool:
-        """The probe at an interval of an answer that comes whole (LIVE-2b). False: the answer has begun meanwhile, and
-        says more of the provider than the probe."""
+    def _probed_quietly(self, found: Finding) -> None:
+        """The probe at an interval of an answer that comes whole has ended (LIVE-2b)."""
         watchdog = self._watchdog
         assert watchdog is not None
         now, since = self._agent.runtime.wheel.now, max(self._progress_at(), self._since)
-        over = self.state in (CLOSING, DONE)
-        if over or not watchdog.looked(now, since, found.health, idle=found.idle, progressed=self._body_begun()):
-            if self._head is not None:
-                return False
+        stalled = self.state not in (CLOSING, DONE) and watchdog.looked(
+            now, since, found.health, idle=found.idle, progressed=self._body_begun()
+        )
+        if not stalled and self._head is not None:
+            return  # the answer has begun meanwhile, and says more of the provider than the probe
+        self._announce(found)
+        if not stalled:
             if found.health is ProviderHealth.UNAVAILABLE:
                 self._agent.health.tell(self.provider, self.target, found)  # no terminal will say it
-            return True
-        if found.health is ProviderHealth.UNAVAILABLE:
+        elif found.health is ProviderHealth.UNAVAILABLE:
             self._evidence(found.health)
             self._stop(ResponseStalled())
         else:
             self._stall()
-        return True
 
     def _stop(self, error: IopError) -> None:
         """Fences what the provider still says, closes the call, and reports once it is closed."""
@@ -363,15 +363,18 @@ class ProviderCall(ABC):
         """Whether a stall was claimed and is not reported yet: then the watchdog says when it is."""
         return self._watchdog is not None and self._watchdog.phase is CLAIMED
 
-    def _probed(self, found: Finding) -> bool:
+    def _probed(self, found: Finding) -> None:
         """The probe of a stall has ended."""
         watchdog = self._watchdog
         assert watchdog is not None
+        self._announce(found)
         if watchdog.awaits_probe:
             self._evidence(found.health, busy=found.busy)
         elif found.health is ProviderHealth.UNAVAILABLE:
             self._agent.health.tell(self.provider, self.target, found)  # its terminal could not wait for it
-        return True
+
+    def _announce(self, found: Finding) -> None:
+        self._agent.health.announce(self.provider, self.target, found, stalled=True)
 
     def _evidence(self, health: ProviderHealth, *, busy: bool = False) -> None:
         """What the terminal of a stall is to say of its provider."""

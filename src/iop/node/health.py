@@ -75,22 +75,23 @@ class Health:
         provider: Provider,
         target: str,
         cause: str,
-        heard: Callable[[Finding], bool],
+        heard: Callable[[Finding], None],
         reason: HealthReason | None = None,
         *,
         since: float = 0.0,
     ) -> None:
-        """Probe. ``heard`` is called later and once, and says whether the finding counts. ``cause``: ``stall``,
-        ``command`` or ``failure``. ``reason``: why the edge has lowered what is asked about. ``since``, of a stall:
-        figures of the engine from before that say nothing of the call."""
+        """Probe. ``heard`` is called later and once. ``cause``: ``stall``, whose finding the caller announces if it
+        counts, ``command`` or ``failure``. ``reason``: why the edge has lowered what is asked about. ``since``, of a
+        stall: figures of the engine from before that say nothing of the call."""
+        stall = cause == "stall"
 
         def done(task: _Probe) -> None:
             found = _UNKNOWN if task.cancelled() else task.result()
             self._metrics.probes[cause, found.health.value].value += 1
-            if heard(found):
-                self._announce(provider, target, found, stalled=cause == "stall")
+            if not stall:
+                self.announce(provider, target, found)
+            heard(found)
 
-        stall = cause == "stall"
         key = provider, target, reason, stall
         if stall:
             ask = self._ask_of_stall(provider, target, since)
@@ -104,10 +105,9 @@ class Health:
         """A numbered observation, for CAPABILITIES (HEALTH-5)."""
         heard: asyncio.Future[Finding] = self._runtime.loop.create_future()
 
-        def tell(found: Finding) -> bool:
+        def tell(found: Finding) -> None:
             if not heard.done():  # who waited may have been cancelled
                 heard.set_result(found)
-            return True
 
         self.ask(provider, target, "command", tell, reason)
         return (await heard).health, self.number()
@@ -117,12 +117,12 @@ class Health:
         (HEALTH-10)."""
         found = await look(provider, targets, self._backends.engines)
         self._metrics.probes["command", found.finding.health.value].value += 1
-        self._announce(provider, targets[0], found.finding)
+        self.announce(provider, targets[0], found.finding)
         if found.finding.health is ProviderHealth.UNAVAILABLE:
             self.tell(provider, targets[0], found.finding)
         return found
 
-    def _announce(self, provider: Provider, target: str, found: Finding, *, stalled: bool = False) -> None:
+    def announce(self, provider: Provider, target: str, found: Finding, *, stalled: bool = False) -> None:
         """Name a provider that was found dead, or alive again, in the log (OBS-1c)."""
         where = provider.config.id, target if found.target_only else ""
         fields = {"provider": where[0]} | ({"target": where[1]} if where[1] else {})
@@ -229,12 +229,11 @@ class Health:
         self._reporting[key] = False
         self.ask(provider, target, "failure", partial(self._looked, key))
 
-    def _looked(self, key: _Key, found: Finding) -> bool:
+    def _looked(self, key: _Key, found: Finding) -> None:
         if self._closed:
-            return True
+            return
         self.tell(*key, found)
         self._runtime.wheel.arm(REST_S, partial(self._rested, key))
-        return True
 
     def _rested(self, key: _Key) -> None:
         if self._reporting.pop(key):
