@@ -6,17 +6,17 @@ import argparse
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from iop.cli.program import Usage
+from iop.cli.program import Usage, say, shown
 from iop.config.fields import HostPort
 from iop.config.rules import ADMIN_LISTEN
 
-__all__ = ["admin_of", "ask", "of_running_edge", "understood"]
+__all__ = ["admin_of", "ask", "of_running_edge", "say_all", "success", "understood"]
 
 ANSWER_BYTES = 64 << 20
 TIMEOUT_S = 10.0
@@ -90,3 +90,21 @@ def ask(
         said = "did not answer with JSON" if status < 300 else f"answered {status}"
         raise Usage(f"{admin} {said}; is it the admin address of an edge?")
     return status, answer
+
+
+def success(admin: HostPort, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """The JSON object of a successful answer. Raises as :func:`ask` does, and :class:`Usage` with the edge's own words
+    for an answer that is none."""
+    status, answer = ask(admin, method, path, body)
+    if status >= 300:
+        raise Usage(shown(answer["error"].get("message", status)))
+    return answer
+
+
+def say_all(admin: HostPort, lines: Iterable[str]) -> None:
+    """Print lines that are made of an answer, once all of them are made. Raises as :func:`understood` does, and then
+    nothing is printed."""
+    with understood(admin):
+        made = list(lines)
+    for line in made:
+        say(line)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from iop.cli.admin import admin_of, ask, of_running_edge, understood
+from iop.cli.admin import admin_of, of_running_edge, say_all, success, understood
 from iop.cli.program import Command, Exit, Usage, say, shown
 from iop.cli.table import aligned
 from iop.config.fields import HostPort
@@ -17,6 +17,20 @@ from iop.config.fields import HostPort
 __all__ = ["add"]
 
 LOOK_S = 0.5
+
+_COLUMNS = {
+    "REQUEST": "id",
+    "API": "api",
+    "STATE": "state",
+    "AGE S": "age_s",
+    "PRINCIPAL": "principal",
+    "MODEL": "model",
+    "NODE": "node",
+    "PROVIDER": "provider",
+    "ATTEMPTS": "attempts",
+    "PLACE": "position",
+    "WAITS FOR": "waits_for",
+}
 
 
 def add(commands: argparse._SubParsersAction[Any]) -> None:
@@ -82,78 +96,41 @@ def _at_edge(command: Callable[[argparse.Namespace, HostPort], int]) -> Command:
 
 
 def _act(admin: HostPort, action: str, name: str) -> dict[str, Any]:
-    status, answer = ask(admin, "POST", f"/admin/{action}", {"name": name})
-    if status >= 300:
-        raise Usage(shown(answer["error"].get("message", status)))
-    return answer
+    return success(admin, "POST", f"/admin/{action}", {"name": name})
 
 
 def _drain(arguments: argparse.Namespace, admin: HostPort) -> int:
-    in_use, lines = _set_drained(admin, "drain", arguments.name)
-    while arguments.wait and in_use:
+    while True:
+        answer = _act(admin, "drain", arguments.name)  # where it is drained already this only looks
+        with understood(admin):
+            in_use = int(answer["in_use"])
+        if not (arguments.wait and in_use):
+            break
         time.sleep(LOOK_S)
-        in_use, lines = _set_drained(admin, "drain", arguments.name)  # it is drained already: this only looks
-    return _say(lines, "drained" if not in_use else "draining")
-
-
-def _undrain(arguments: argparse.Namespace, admin: HostPort) -> int:
-    _, lines = _set_drained(admin, "undrain", arguments.name)
-    return _say(lines, "undrained")
-
-
-def _set_drained(admin: HostPort, action: str, name: str) -> tuple[int, list[str]]:
-    """How many slots are in use there now, and the lines that say so."""
-    answer = _act(admin, action, name)
-    with understood(admin):
-        lines = [f"{answer['kind']} {answer['name']}: {answer['in_use']} in use"]
-        lines += [f"  {one['id']}: {one['status']}, {one['in_use']} in use" for one in answer["providers"]]
-        return int(answer["in_use"]), lines
-
-
-def _say(lines: list[str], what: str) -> int:
-    say(f"{what} {lines[0]}")
-    for line in lines[1:]:
-        say(line)
+    say_all(admin, _lines(answer, "draining" if in_use else "drained"))
     return Exit.OK
 
 
+def _undrain(arguments: argparse.Namespace, admin: HostPort) -> int:
+    say_all(admin, _lines(_act(admin, "undrain", arguments.name), "undrained"))
+    return Exit.OK
+
+
+def _lines(answer: dict[str, Any], what: str) -> Iterator[str]:
+    yield f"{what} {answer['kind']} {answer['name']}: {answer['in_use']} in use"
+    for one in answer["providers"]:
+        yield f"  {one['id']}: {one['status']}, {one['in_use']} in use"
+
+
 def _requests(arguments: argparse.Namespace, admin: HostPort) -> int:
-    status, answer = ask(admin, "GET", "/admin/requests")
-    if status >= 300:
-        raise Usage(shown(answer["error"].get("message", status)))
+    answer = success(admin, "GET", "/admin/requests")
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return Exit.OK
-    head = (
-        "REQUEST",
-        "API",
-        "STATE",
-        "AGE S",
-        "PRINCIPAL",
-        "MODEL",
-        "NODE",
-        "PROVIDER",
-        "ATTEMPTS",
-        "PLACE",
-        "WAITS FOR",
-    )
-    keys = (
-        "id",
-        "api",
-        "state",
-        "age_s",
-        "principal",
-        "model",
-        "node",
-        "provider",
-        "attempts",
-        "position",
-        "waits_for",
-    )
     with understood(admin):
-        rows = [tuple(shown(row.get(key, "")) or "-" for key in keys) for row in answer["requests"]]
+        rows = [tuple(shown(row.get(key, "")) or "-" for key in _COLUMNS.values()) for row in answer["requests"]]
         more = int(answer["total"]) - len(rows)
-    for line in aligned(head, rows):
+    for line in aligned(tuple(_COLUMNS), rows):
         say(line)
     if more > 0:
         say(f"... and {more} more")
@@ -165,10 +142,7 @@ def _ollama(arguments: argparse.Namespace, admin: HostPort) -> int:
         raise Usage("show needs a MODEL, and nothing else takes one")
     query = f"?model={quote(arguments.model, safe='')}" if arguments.model else ""
     path = f"/admin/ollama/{quote(arguments.provider, safe='')}/api/{arguments.what}{query}"
-    status, answer = ask(admin, "GET", path)
-    if status >= 300:
-        raise Usage(shown(answer["error"].get("message", status)))
-    print(json.dumps(answer, indent=2))
+    print(json.dumps(success(admin, "GET", path), indent=2))
     return Exit.OK
 
 

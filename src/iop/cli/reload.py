@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from iop.cli.admin import ask, understood
+from iop.cli.admin import ask, say_all
 from iop.cli.program import Exit, say
 from iop.config.fields import HostPort
 
@@ -25,10 +25,7 @@ def reload(admin: HostPort) -> int:
             say(f"{fault}", error=True)
         say(f"iop-edge: {error.get('message', status)}", error=True)
         return Exit.USAGE if faults else Exit.FAILURE
-    with understood(admin):
-        lines = list(_lines(answer))
-    for line in lines:
-        say(line)
+    say_all(admin, _lines(answer))
     return Exit.OK
 
 

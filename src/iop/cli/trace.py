@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from iop.cli.admin import admin_of, ask, of_running_edge, understood
-from iop.cli.program import Exit, Usage, say, shown
+from iop.cli.admin import admin_of, of_running_edge, say_all, success
+from iop.cli.program import Exit, shown
 from iop.cli.table import aligned
 
 __all__ = ["add"]
@@ -36,16 +36,11 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _trace(arguments: argparse.Namespace) -> int:
     admin = admin_of(arguments)
-    status, answer = ask(admin, "GET", f"/admin/trace/{quote(arguments.request, safe='')}")
-    if status >= 300:
-        raise Usage(shown(answer["error"].get("message", status)))
+    answer = success(admin, "GET", f"/admin/trace/{quote(arguments.request, safe='')}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return Exit.OK
-    with understood(admin):
-        lines = list(_lines(answer))
-    for line in lines:
-        say(line)
+    say_all(admin, _lines(answer))
     return Exit.OK
 
 
