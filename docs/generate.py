@@ -42,7 +42,6 @@ MEANINGS = {
     "http.api_keys[].enabled": "false: it is refused as an unknown one is",
     "http.max_header_bytes": "one request's head",
     "http.header_timeout_sec": "from the first byte of a head to its last",
-    "http.body_timeout_sec": "from the head to the last byte of the body",
     "http.max_connections": "at a time; above it 503",
     "transport.max_frame_bytes": "of one frame from a node",
     "transport.allow_plaintext": "let nodes of other machines in without TLS [restart]",
