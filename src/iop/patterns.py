@@ -32,9 +32,10 @@ def _fits(name: str, first: str, middle: Sequence[str], last: str) -> bool:
 class Patterns:
     """Several patterns, split once, for many names.
 
-    Those of the usual kinds (``abc``, ``abc*``, ``*abc`` and ``*abc*``) cost a name no Python for each of them. The
-    others are found by the text before their first star. Texts of ``*abc*`` are found by their first characters, as
-    many as the shortest of them has.
+    Patterns of the usual kinds (``abc``, ``abc*``, ``*abc`` and ``*abc*``) are compared natively or looked up, so that
+    many of them cost a name hardly more than a few. Texts of ``*abc*`` are looked up by their first characters, as many
+    as the shortest of them has. Any other pattern is looked up by the text before its first star, and is compared only
+    if the name has its longest inner text and its end.
     """
 
     __slots__ = ("_ends", "_inner", "_lengths", "_names", "_others", "_size", "_starts")

@@ -49,7 +49,7 @@ def admin_of(arguments: argparse.Namespace) -> HostPort:
 
 @contextmanager
 def understood(admin: HostPort) -> Iterator[None]:
-    """Around the reading of an answer: whoever gave it need not be an edge. Raises :class:`Usage` for one that lacks
+    """Around the reading of an answer, which may come from another program. Raises :class:`Usage` for one that lacks
     what an edge's has."""
     try:
         yield
@@ -63,7 +63,7 @@ def ask(
     """Status and JSON object of an answer to a request with this JSON ``body``; of those that are no success only an
     error object's.
 
-    Raises ConnectionError if nobody answers and :class:`Usage` if whoever does is no edge.
+    Raises ConnectionError if nobody answers and :class:`Usage` for an answer that is not of an edge.
     """
     # Without the handlers of the environment: a proxy has no business with this address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

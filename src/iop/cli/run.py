@@ -25,8 +25,8 @@ ERROR_BYTES = 1 << 20
 def run(admin: HostPort, asked: dict[str, Any], *, timeout_s: float, as_json: bool) -> int:
     """Ask for the run, print what it says, and return the exit code: 0 for a complete one, 1 for any other end.
 
-    ``asked`` is the body of ``POST /admin/runs``. Raises ConnectionError if nobody answers, :class:`Usage` if whoever
-    does is no edge. Who leaves in the middle (Ctrl-C) cancels it.
+    ``asked`` is the body of ``POST /admin/runs``. Raises ConnectionError if nobody answers, :class:`Usage` for an
+    answer that is not of an edge. Who leaves in the middle (Ctrl-C) cancels it.
     """
     request = urllib.request.Request(
         f"http://{admin}/admin/runs",

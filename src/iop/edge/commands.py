@@ -26,7 +26,7 @@ __all__ = ["MAX_OUTSTANDING", "Commands", "Done"]
 MAX_OUTSTANDING = 32
 MAX_TIMEOUT_S = 30.0
 
-_JUDGED = m.NodeCommand.CAPABILITIES  # its answer is evidence, and whoever asked judges all of it (HEALTH-5)
+_JUDGED = m.NodeCommand.CAPABILITIES  # its answer is evidence, and its caller judges all of it (HEALTH-5)
 
 #: Hears how a command ended; must not raise.
 Done = Callable[[m.NodeCommandResponse | IopError], None]

@@ -6,7 +6,7 @@
                                           └── gone, deadline, stop ──┴──▶ CANCELLING ──terminal──▶ DONE
 
 OPEN begins when something of an answer is shown (API-7). What fails in SENT, before that, may be sent again (API-8). In
-CANCELLING the caller has its answer or is gone, and the lease waits for the node's word that the call has ended
+CANCELLING the caller has its answer or is gone, and the lease waits until the node says that the call has ended
 (POOL-12). Every way into DONE passes ``_end``, which returns the lease, once.
 
 The file is long because the ways out of each state act on the same few fields and are read together.
@@ -73,7 +73,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     DONE: frozenset(),
 }
 
-# Refusals at the node's door: nothing was called, so another try cannot do anything twice.
+# Refusals of the node itself: no provider was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
 
 
@@ -153,7 +153,7 @@ class Dispatched(ABC):
 
     @abstractmethod
     def _fail(self, error: IopError) -> None:
-        """Tell the caller; only the first word counts."""
+        """Tell the caller; only the first error counts."""
 
     @abstractmethod
     def _side_effects(self) -> bool:
@@ -254,11 +254,11 @@ class Dispatched(ABC):
         d.watch_queue()
 
     def _turned_away(self, failure: m.ExecutionFailure) -> bool:
-        """Whether a refusal at the node's door, before an answer began, only means that we wait again (EXEC-3, POOL-12,
+        """Whether a refusal of the node itself, before an answer began, only means that we wait again (EXEC-3, POOL-12,
         CONF-2). Nothing was called then."""
         code = failure.code
         if code is m.ErrorCode.CAPACITY_EXCEEDED and self._refusals < MAX_REFUSALS:
-            # The node's word on its slots: our place in the queue stays, no health effect.
+            # The node has no free slot: our place in the queue stays, no health effect.
             self._refusals += 1
             self._again(ReleaseCause.CAPACITY_EXCEEDED, held=max(1, failure.slots_held))
             return True
@@ -302,8 +302,8 @@ class Dispatched(ABC):
         return health
 
     def _attempt_over(self, failure: m.ExecutionFailure, error: IopError, *, answered: bool) -> None:
-        """The node's last word on an attempt: it is made up for, or this is the end. ``error`` is what that means to
-        the caller; ``answered`` says that the provider's answer had begun."""
+        """The node's terminal of an attempt: another attempt follows, or this is the end. ``error`` is what that means
+        to the caller; ``answered`` says that the provider's answer had begun."""
         lingering = lingers(failure)
         handoff = self._attempt_failed(failure)
         if self.state is SENT:
@@ -453,7 +453,7 @@ class Dispatched(ABC):
     # ---- endings -----------------------------------------------------------------------------------------------------
 
     def stop(self, error: IopError, reason: m.CancelReason = m.CancelReason.SHUTDOWN) -> None:
-        """The edge gives the request up: shutdown, or an operator's word."""
+        """The edge gives the request up: it shuts down, or an operator cancels."""
         if self.state in (DONE, CANCELLING):
             return
         self._fail(error)

@@ -1,4 +1,4 @@
-"""What a client's key may do, and how much of it (API-4, API-11): decisions without I/O. Whoever asks gives the time.
+"""What a client's key may do, and how much of it (API-4, API-11): decisions without I/O. The caller gives the time.
 
 A key that has limits lets a request in with a :class:`Permit`. It holds the request's place under the cap of concurrent
 requests and the tokens that it may take, and gives both back when the request is over, whatever ended it. A key without

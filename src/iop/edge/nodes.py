@@ -48,7 +48,7 @@ log = logging.getLogger("iop.edge.nodes")
 READY = State.READY  # by its bare name: looking it up on its Enum class takes five times as long as a global
 
 ANYBODYS = frozenset({"node_rejected", "node_connection_closed"})  # lines that take no token to cause
-OLLAMA_S = 8.0  # less than whoever asks at the admin listener waits
+OLLAMA_S = 8.0  # less than a caller of the admin listener waits
 PROBE_TICK_S = 0.1
 TICK_S = 0.5
 LAST_STREAM_ID = MAX_STREAM_ID - (1 << 20)  # what is left is more than one tick can use up
@@ -315,7 +315,7 @@ class NodeLink:
             return
         self.leave_when_done(now)
         if self.session.state is READY and self.config.overdue(now):
-            # Whoever waits for what it was to bring waits no longer.
+            # Requests that wait for what it was to bring wait no longer.
             self.server.perform(self.server.pool.refused(self.node_id, self.generation, now))
         self.commands.tick(now)
         if self.session.state is READY:

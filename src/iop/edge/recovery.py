@@ -24,7 +24,7 @@ __all__ = [
     "decide",
 ]
 
-#: A provider's answers behind which another provider may do better. Everything else is its last word.
+#: A provider's answers behind which another provider may do better. Every other answer is passed on.
 RETRIED_STATUSES = frozenset({429, 502, 503})
 
 #: Of these, the ones with which a provider refuses a request. That request is not sent there again (HEALTH-9).

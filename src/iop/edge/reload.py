@@ -119,7 +119,7 @@ class Reloader:
             self._start()
 
     def close(self) -> None:
-        """Whoever waits is told that the edge leaves; what is still being read is dropped."""
+        """Callers that wait are told that the edge leaves; what is still being read is dropped."""
         self._closed = True
         self._reading = 0
         self._tell(ShuttingDown(), [*self._serving, *self._askers])

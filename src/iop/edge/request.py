@@ -222,7 +222,7 @@ class ClientRequest(Answered):
         self._ex.release_body()
 
     def on_terminal(self, kind: int, usage: Tokens | None, failure: Any) -> None:
-        """The node's last word on this attempt."""
+        """The node's terminal of this attempt."""
         self._usage = usage if usage is None else self._dispatcher.possible(usage)
         if kind == _END:
             self._completed()

@@ -5,9 +5,9 @@ node's own gate is what bounds it (EXEC-3). A *queued* run names a model and wai
 ways through the pool are those of :mod:`iop.edge.dispatched`.
 
 A listener hears the run's events in order and then, exactly once, how it ended. What its node says is checked against
-the same rule as an adapter's word is on the node: nothing follows a terminal, and nothing comes before the start. A
-queued run that fails before its listener has heard more than the start may be sent to another provider (API-8); the
-start of a later attempt is not told again.
+the same rule as the events of an adapter are on the node: nothing follows a terminal, and nothing comes before the
+start. A queued run that fails before its listener has heard more than the start may be sent to another provider
+(API-8); the start of a later attempt is not told again.
 """
 
 from __future__ import annotations

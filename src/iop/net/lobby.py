@@ -26,9 +26,10 @@ class _Guest:
 
 
 class Lobby:
-    """A machine: who comes in is asked with the time, and whoever gives way is dismissed by the callback that came with
-    it. Where the room of an address, or of all, is full, a guest that has been silent for :data:`SILENT_S` without a
-    byte gives way, the one that came first; without such a guest nobody comes in. Enter and leave cost O(1) over time.
+    """A machine: a guest enters with the time and a callback, by which it is dismissed if it has to give way.
+
+    Where the room of an address, or of all, is full, the first guest that has been silent for :data:`SILENT_S` without
+    a byte gives way; without such a guest nobody comes in. Enter and leave cost O(1) over time.
 
     Args:
         room: How many guests there may be.

@@ -1,8 +1,8 @@
-"""What the engines behind the providers say that they are doing, asked once for all who want to know (POOL-13, TUN-5d).
+"""What the engines behind the providers say that they are doing, asked once for all callers (POOL-13, TUN-5d).
 
 An engine has one question under way at a time, and one that must not be asked often is asked no more than its adapter
-allows: until then everybody gets the last answer. The probes of such an engine that ask the same path take their answer
-from here, too. A question has a connection of its own, and takes no slot.
+allows: until then every caller gets the last answer. The probes of such an engine that ask the same path take their
+answer from here, too. A question has a connection of its own, and takes no slot.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Engines:
                 task.add_done_callback(partial(self._asked, provider))
                 if self._closed:
                     task.cancel()
-            reading = await asyncio.shield(task)  # whoever waits may be cancelled, and the others wait on
+            reading = await asyncio.shield(task)  # one caller may be cancelled, and the others wait on
             if reading.asked_at > since:
                 return reading
 

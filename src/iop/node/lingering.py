@@ -49,7 +49,7 @@ class _Watch:
 
 class Lingering:
     """See the module. ``freed`` hears of a slot that came back: its provider and its stream. ``ended`` and ``expired``
-    count the slots that came back on the engine's word, and by the clock."""
+    count the slots that came back because the engine was done, and because their time was over."""
 
     def __init__(self, runtime: Runtime, engines: Engines, freed: Callable[[str, int], None]) -> None:
         self._runtime = runtime

@@ -8,10 +8,10 @@
 A call begins in FIRST, or in QUIET: an answer that comes whole says nothing before it comes, so that its silence is no
 evidence (LIVE-2b). Then the provider is probed at each interval, and the probes decide.
 
-It owns no clock and no timer. Whoever looks after the call brings the time now and then; an event of the answer costs
-no more than the timestamp that its stream stores. A stall is claimed once. From then on the watchdog waits for two
-things that go on at the same time: the provider's call closes, or takes longer than the grace; and a probe says how the
-provider is. Neither lifts the claim (LIVE-7).
+It owns no clock and no timer. The call brings the time now and then; an event of the answer costs no more than the
+timestamp that its stream stores. A stall is claimed once. From then on the watchdog waits for two things that go on at
+the same time: the provider's call closes, or takes longer than the grace; and a probe says how the provider is. Neither
+lifts the claim (LIVE-7).
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Watchdog:
         return self._due()
 
     def probed(self, health: ProviderHealth, seq: int, *, busy: bool = False) -> bool:
-        """The probe's word, and its number among this connection's observations: 0 where none is bound (LIVE-8).
-        ``busy``: the engine runs more than the node has calls open there. The first word counts."""
+        """What the probe found, and its number among this connection's observations: 0 where none is bound (LIVE-8).
+        ``busy``: the engine runs more than the node has calls open there. Only the first finding counts."""
         if self._health is None:
             self._health, self._seq, self._busy = health, seq, busy
         return self._due()

@@ -460,7 +460,7 @@ class NodeMetrics(Metrics):
         )  # fmt: skip
         self.lingering = self._gauge("slots_lingering", "Slots of calls that are closed and go on in their engine.")
         self.lingered = self._watched(
-            "slots_lingered", "Slots that came back on their engine's word, or when two minutes were over.",
+            "slots_lingered", "Slots that came back because their engine was done, or after two minutes.",
             result=("ended", "expired"),
         )  # fmt: skip
         self.ready = self._gauge("edge_connected", "1 while the session with the edge is ready.")

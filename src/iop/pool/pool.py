@@ -1,7 +1,7 @@
 """The pool: one facade over ownership, capacity, queues and choice (REG, POOL).
 
-A synchronous machine: it never awaits, reads a clock or touches a socket. Whoever drives it passes ``now`` and carries
-out the returned actions in order. A driver whose handling of one action calls the pool again (a send that fails) must
+A synchronous machine: it never awaits, reads a clock or touches a socket. The caller passes ``now`` and carries out
+the returned actions in order. A driver whose handling of one action calls the pool again (a send that fails) must
 append the new actions behind the rest, and check :meth:`Pool.holds` before it sends on a grant (POOL-8).
 
 The invariant on which everything stands, true between any two calls:
