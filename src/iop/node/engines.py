@@ -134,7 +134,7 @@ class Engines:
             except TimeoutError:
                 pass
             except AnswerTooLarge as exc:
-                status = exc.status
+                status = exc.provider_status
             except IopError as exc:
                 fault = type(exc)
         return Reading(asked_at, min(before, self._open_calls(provider)), figures, status, fault)

@@ -192,4 +192,4 @@ async def _ask(provider: Provider, path: bytes) -> _Answer:
     try:
         return await provider.ask(b"GET", path, max_bytes=ANSWER_BYTES)
     except AnswerTooLarge as exc:
-        return exc.status, None
+        return exc.provider_status, None

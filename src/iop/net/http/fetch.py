@@ -28,11 +28,12 @@ READ_BYTES = 65536
 
 
 class AnswerTooLarge(ProviderProtocolError):
-    """The body of an answer is above the caller's bound; the answer's ``status`` came before it."""
+    """The body of an answer is above the caller's bound. ``provider_status`` is the answer's status, which came before
+    the body; ``status`` stays what clients get."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, provider_status: int) -> None:
         super().__init__("the provider's answer is too large")
-        self.status = status
+        self.provider_status = provider_status
 
 
 async def fetch(
