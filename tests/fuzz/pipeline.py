@@ -165,7 +165,7 @@ def _request(head: RequestHead, waiting: _Bytes) -> object:
         intake.streaming,
         intake.estimated_tokens,
         body,
-        to_provider(head, form=intake.is_form(), streaming=True),
+        to_provider(head, form=intake.form is not None, streaming=True),
     )
 
 

@@ -171,6 +171,13 @@ cdef class Writer(Flushable):
         """Bytes written here and not yet handed to the transport."""
         return self.out.n + self.parts_bytes
 
+    @property
+    def unsent(self):
+        """Whether the kernel has yet to take something of what was written here, before a ``detach``."""
+        if self.out.n + self.parts_bytes > 0:
+            return True
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
     cdef int touch(self) except -1:
         return self.hub.mark(self)
 

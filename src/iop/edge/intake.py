@@ -100,7 +100,6 @@ class Intake:
         "_ascii_only",
         "_at",
         "_behind",
-        "_form",
         "_hold",
         "_inflated_bytes",
         "_inflater",
@@ -111,6 +110,7 @@ class Intake:
         "_stepped",
         "client_request_id",
         "estimated_tokens",
+        "form",
         "model",
         "ordinary",
         "received_bytes",
@@ -124,7 +124,7 @@ class Intake:
         form: FormScanner | None = None,
         hold: Callable[[int], None] | None = None,
     ) -> None:
-        self._form = form
+        self.form = form
         self._scanner: RequestScanner | FormScanner = RequestScanner() if form is None else form
         self._pieces: list[bytes] = []  # plain
         self._inflater: zlib._Decompress | None = None
@@ -223,21 +223,17 @@ class Intake:
             return False
         return not any(kind.startswith(_HOSTED_TOOLS) for kind in s.tool_types)
 
-    def is_form(self) -> bool:
-        """Whether the body is a multipart form."""
-        return self._form is not None
-
     def body_for(self, target: str) -> tuple[list[bytes], int]:
         """The plain body with the model replaced by ``target``: pieces, and their total size. Raises InvalidRequest if
         the target cannot stand in the part of the form that it is put in."""
         scanner = self._scanner
         span, cut = scanner.model_span, scanner.cut
         assert span is not None, "body_for before finish"
-        if self._form is None:
+        if self.form is None:
             value = json_string(target)
         else:
             value = target.encode()
-            if not self._form.fits(value):
+            if not self.form.fits(value):
                 raise InvalidRequest(
                     "the name that the provider has for this model cannot stand in this form; use another boundary, "
                     "and UTF-8"

@@ -138,7 +138,7 @@ class ClientRequest(Answered):
                 head.method,
                 endpoint.provider_path,
                 head.query,
-                to_provider(head, form=intake.is_form(), streaming=intake.streaming),
+                to_provider(head, form=intake.form is not None, streaming=intake.streaming),
                 b"".join(pieces) if inline else b"",
                 total,
                 b"",

@@ -141,11 +141,12 @@ class ProviderCall(ABC):
 
     # ---- the call's way out ------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def open(self) -> None:
         """The stream is in the link's table: the call begins."""
-        self.start()
 
     def start(self) -> None:
+        """Take a kept connection to the provider, or make one."""
         # A kept connection may turn out dead. What was sent again may have been lost on one, and the others are as old;
         # and what cannot be sent again, as without a lease, must not be lost (TUN-5, TUN-5b).
         request = self._request
@@ -227,7 +228,7 @@ class ProviderCall(ABC):
         self._pieces = []
         if not has_body or 200 <= head.status < 300:
             connection = self._connection
-            self._sent_whole = self._unsent_bytes == 0 and connection is not None and not connection.has_unsent()
+            self._sent_whole = self._unsent_bytes == 0 and connection is not None and not connection.writer.unsent
 
     def _redirected(self, head: ResponseHead) -> None:
         """The provider tells to ask elsewhere, where nobody goes (TUN-9)."""

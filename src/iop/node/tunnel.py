@@ -64,6 +64,8 @@ class Tunnel(ProviderCall):
 
     # ---- the request -------------------------------------------------------------------------------------------------
 
+    open = ProviderCall.start  # its head is there, and the body may follow
+
     def connected(self, connection: Connection) -> None:
         ProviderCall.connected(self, connection)
         if self._request.body_follows:

@@ -193,11 +193,6 @@ class Connection(ProviderSocket, asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
-    def has_unsent(self) -> bool:
-        """Whether the kernel has yet to take some of the request."""
-        transport = self._transport
-        return self.writer.pending_bytes > 0 or (transport is not None and transport.get_write_buffer_size() > 0)
-
     @property
     def written(self) -> bool:
         """Whether a byte of the present call's request has left."""
