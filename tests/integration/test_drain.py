@@ -141,28 +141,48 @@ async def goes_on(running: Stack) -> None:
 
 
 @pytest.mark.req("SUP-5", "TUN-5c")
-def test_an_edge_waits_until_answers_are_taken_and_uploads_are_whole(tmp_path: Path) -> None:
-    """Its nodes have sent all there is; what is left is between the edge and its clients."""
+@pytest.mark.parametrize("answer_bytes", [len(LONG), 50_000], ids=["long", "all handed to the transport"])
+def test_an_edge_waits_until_answers_are_taken(tmp_path: Path, answer_bytes: int) -> None:
+    """Its nodes have sent all there is; what is left is between the edge and its client."""
+    answer = LONG[:answer_bytes]
     with stack(tmp_path) as running:
 
         @async_test()
         async def body() -> None:
             scene_of = running.scene()
             scene = await scene_of.__aenter__()
-            reader = await scene.client(receive_bytes=4096)
-            reader.send(post(CHAT, chat("m")))
-            (await scene.provider.call()).respond(LONG)
-            await reader.head()
-            sender = await scene.client()
-            upload = post(CHAT, chat("m", text="x" * 50_000))
-            sender.send(upload[:20_000])
+            client = await scene.client(receive_bytes=4096)
+            client.send(post(CHAT, chat("m")))
+            (await scene.provider.call()).respond(answer)
+            await client.head()
             running.edge.signal(signal.SIGTERM)
             await asyncio.to_thread(running.edge.wait_event, "draining")
             await goes_on(running)
-            assert await reader.body() == LONG
+            assert await client.body() == answer
+            assert await asyncio.to_thread(running.edge.wait) == 0
+            await scene.close()
+            await scene.provider.__aexit__()
+
+        body()
+
+
+@pytest.mark.req("SUP-5")
+def test_an_edge_waits_until_uploads_are_whole(tmp_path: Path) -> None:
+    """The client is told that it is refused, and does not see a reset."""
+    with stack(tmp_path) as running:
+
+        @async_test()
+        async def body() -> None:
+            scene_of = running.scene()
+            scene = await scene_of.__aenter__()
+            client = await scene.client()
+            upload = post(CHAT, chat("m", text="x" * 50_000))
+            client.send(upload[:20_000])
+            running.edge.signal(signal.SIGTERM)
+            await asyncio.to_thread(running.edge.wait_event, "draining")
             await goes_on(running)
-            sender.send_more(upload[20_000:])
-            refused = await sender.answer()
+            client.send_more(upload[20_000:])
+            refused = await client.answer()
             assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
             assert await asyncio.to_thread(running.edge.wait) == 0
             await scene.close()
