@@ -351,6 +351,7 @@ def test_one_look_tells_what_is_wrong_with_a_provider_and_its_targets(
         (RESETS, "FAILING"),
         (GARBLED, "FAILING"),
         ((200, b"x" * (1 << 21)), "TOO_LARGE"),
+        ((404, b"x" * (1 << 21)), "UNSPECIFIED"),
     ],
 )
 @pytest.mark.parametrize(
