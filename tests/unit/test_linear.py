@@ -184,6 +184,10 @@ def test_a_star_is_any_text(pattern: str, name: str, fit: bool) -> None:
 def test_patterns_fit_as_the_expression_does() -> None:
     import itertools
 
+    inner = [f"*{''.join(text)}*" for length in (1, 2, 3) for text in itertools.product("ab", repeat=length)]
+    for several in itertools.combinations(inner, 2):
+        for name in map("".join, itertools.product("ab", repeat=4)):
+            assert Patterns(several).fit(name) is any(fits(name, pattern) for pattern in several)
     for length in range(5):
         patterns = list(map("".join, itertools.product("ab*", repeat=length)))
         for several in (patterns[::3], patterns[1::7], [p for p in patterns if not p.startswith("*")]):
