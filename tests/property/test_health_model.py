@@ -34,6 +34,7 @@ class Story:
     wanted: bool = True  # a look is to come, or under way
     looking: bool = False
     looked: Look | None = None
+    back: bool = False  # it may be another server: a look is due at once
 
 
 class HealthMachine(RuleBasedStateMachine):
@@ -154,6 +155,25 @@ class HealthMachine(RuleBasedStateMachine):
         story = self.stories.get((key, generation))
         number = max(0, max((n for n, *_ in story.heard), default=0) - 2 + seq // 2) if story is not None else seq
         meaning = None if means < 3 else MEANS.get(word, "unspecified") if means < 9 else "provider_unhealthy"
+        self.say(said, word, meaning, number, why, alone=alone)
+
+    @rule(index=small, why=st.sampled_from([None, *HealthReason]), alone=st.booleans())
+    def fall(self, index: int, why: HealthReason | None, alone: bool) -> None:
+        """News of a provider that is configured at a ready node: it is down, or one of its targets."""
+        here = [(key, known) for key, known in self.known.items() if key[0] in self.ready]
+        if here:
+            key, known = here[index % len(here)]
+            story = self.stories[key, self.ready[key[0]]]
+            said = Identity(key[0], self.ready[key[0]], key[1], known.adapter, min(known.targets))
+            self.say(said, "unavailable", None, self.newest(story) + 1, why, alone=alone)
+
+    @staticmethod
+    def newest(story: Story) -> int:
+        return max((n for n, *_ in story.heard), default=0)
+
+    def say(
+        self, said: Identity, word: str, meaning: str | None, number: int, why: HealthReason | None, *, alone: bool
+    ) -> None:
         sound = word in MEANS and meaning in (None, MEANS[word])
         source = Source.OBSERVATION if meaning is None else Source.TERMINAL
         verdict = self.overlay.heard(Evidence(source, said, word, meaning, number, why, alone), self.now)
@@ -166,7 +186,7 @@ class HealthMachine(RuleBasedStateMachine):
             assert verdict.change is not None
             assert verdict.change.target == scope
             reason = HealthReason.STALLED if source is Source.TERMINAL else why or HealthReason.FAILING
-            judged.down[scope] = Question(said, scope, reason), self.known[key].backend
+            judged.down[scope] = Question(said, scope, reason), self.known[said[0:3:2]].backend
             self.lowered += 1
         else:
             assert (verdict.result, verdict.change) == (Result.NOOP, None)
@@ -192,6 +212,8 @@ class HealthMachine(RuleBasedStateMachine):
             story.asked.add(question.scope)
         self.questions += due
         for story in self.present():
+            assert story.looking or not story.back, "who is back is not looked at"
+            story.back = False
             assert story.asked >= set(story.down) or self.overlay.next_at is not None
             assert story.looking or not story.wanted or self.overlay.next_at is not None, "it is not looked at"
         if self.overlay.next_at is not None:
@@ -202,19 +224,37 @@ class HealthMachine(RuleBasedStateMachine):
         if not self.questions:
             return
         question = self.questions.pop(index % len(self.questions))
-        asked, scope = question.asked, question.scope
+        asked = question.asked
         if question.targets:
-            self.see(question, Look(frozenset(question.targets[:health]), health % 2 > 0) if wrong < 7 else None)
+            found = Look(frozenset(question.targets[:health]), health % 2 > 0) if wrong < 7 else None
+            self.see(question, found)
             return
         said = [asked, asked._replace(target="other"), asked._replace(adapter=""), None][max(0, wrong - 6)]
         word = pick(HEALTHS, health // 2)
         story = self.stories.get((asked[0:3:2], asked.generation))
+        number = max(0, self.newest(story) - 1 + seq) if story is not None else 99
+        self.check_answer(question, said, word, number)
+
+    @rule(seconds=st.floats(0, 20))
+    def recover(self, seconds: float) -> None:
+        """Time passes, and all questions that are under way are answered: everything is well."""
+        self.advance(seconds)
+        questions, self.questions = self.questions, []
+        for question in questions:
+            asked = question.asked
+            story = self.stories.get((asked[0:3:2], asked.generation))
+            if question.targets:
+                self.see(question, Look())
+            else:
+                self.check_answer(question, asked, "available", self.newest(story) + 1 if story is not None else 99)
+
+    def check_answer(self, question: Question, said: Identity | None, word: str, number: int) -> None:
+        asked, scope = question.asked, question.scope
+        story = self.stories.get((asked[0:3:2], asked.generation))
         if story is None or self.ready.get(asked.node_id) != asked.generation:
-            result = self.overlay.answered(question, said, word, 99, self.now)
+            result = self.overlay.answered(question, said, word, number, self.now)
             assert (result.result, result.change) == (Result.FOREIGN, None)
             return
-        newest = max((n for n, *_ in story.heard), default=0)
-        number = max(0, newest - 1 + seq)
         verdict = self.overlay.answered(question, said, word, number, self.now)
         down = story.down.get(scope, (None, None))[0]
         if down == question:
@@ -235,6 +275,7 @@ class HealthMachine(RuleBasedStateMachine):
             self.restored += 1
             if scope is None:
                 story.wanted = True  # unless a look is under way: that one counts
+                story.back = not story.looking
         else:
             assert (verdict.result, verdict.change) == (Result.NOOP, None)
 

@@ -472,6 +472,22 @@ def test_a_provider_that_is_back_may_be_another_server_and_is_looked_at() -> Non
     assert world.overlay.looked("n1", "p") == Look(), "what was seen of it stands meanwhile"
 
 
+@pytest.mark.req("HEALTH-10", "HEALTH-8")
+def test_who_is_back_is_looked_at_at_once_also_where_the_next_look_was_to_come_later() -> None:
+    world = World()
+    world.overlay.begin("n1", 1)
+    for _ in range(4):  # then a look is to come in 15 s
+        for question in world.overlay.due(world.now):
+            world.overlay.seen(question, Look(not_an_api=True), world.now)
+        assert world.overlay.next_at is not None
+        world.now, before = world.overlay.next_at, world.now
+    world.now = before
+    world.observe(1)
+    world.ask()
+    assert world.answer(2) is Result.APPLIED
+    assert looks(world) == [("p", ("t", "u"))]
+
+
 @pytest.mark.req("HEALTH-10", "HEALTH-7")
 def test_a_target_that_is_back_says_nothing_new_of_its_provider() -> None:
     world = World()
