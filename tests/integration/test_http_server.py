@@ -413,6 +413,23 @@ def read_slowly(sock: socket.socket) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
+@pytest.mark.req("API-6b", "API-10")
+@async_test()
+async def test_of_what_comes_behind_a_refusal_little_is_read() -> None:
+    async with serving(Recorder()) as (server, address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET / HTTP/1.1\r\n folded\r\n\r\n" + b"x" * 4_000_000)
+        assert (await reader.read(12)) == b"HTTP/1.1 400"
+        await until(lambda: server.stats.bytes_in > REFUSED_BYTES)
+        wheel = server.runtime.wheel
+        began_at = wheel.now
+        await until(lambda: wheel.now > began_at + 0.3)
+        assert server.stats.bytes_in < 1_000_000  # the loop reads up to 256 KiB at a time
+        writer.transport.abort()
+        server.close()  # it would wait for the client to close, and does not read that
+        await until(lambda: not server.connections)
+
+
 async def slow_client(address: tuple[str, int], app: Recorder) -> socket.socket:
     """A client with small buffers, whose request the app holds."""
     sock = socket.socket()
