@@ -337,6 +337,18 @@ def test_one_look_tells_what_is_wrong_with_a_provider_and_its_targets(
         assert world.observations == [], "what is shown is no evidence"
 
 
+@pytest.mark.req("HEALTH-7", "HEALTH-10")
+@pytest.mark.parametrize(("listed", "found"), [("u", "UNAVAILABLE"), ("v", "AVAILABLE")])
+def test_a_look_keeps_a_list_that_its_questions_did_not_reach(listed: str, found: str) -> None:
+    """An Ollama server tells first what it runs, which decides for the first target; the look has all that it has."""
+    with VirtualNode("ollama") as world:
+        names = json.dumps({"data": [{"id": "t:latest"}, {"id": f"{listed}:latest"}]}).encode()
+        world.probe = playing({"/api/ps": (200, PS), "/v1/models": (200, names)})  # type: ignore[assignment]
+        looked(world, "t", "u")
+        world.probe = playing({"/api/ps": (200, NONE), "/api/tags": (200, NONE)})  # type: ignore[assignment]
+        assert health(world, "u") == found
+
+
 @pytest.mark.req("HEALTH-10")
 @pytest.mark.parametrize(
     ("models", "fault"),
