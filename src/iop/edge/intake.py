@@ -111,6 +111,7 @@ class Intake:
         "client_request_id",
         "estimated_tokens",
         "form",
+        "held_bytes",
         "model",
         "ordinary",
         "received_bytes",
@@ -130,10 +131,11 @@ class Intake:
         self._inflater: zlib._Decompress | None = None
         self._limit_bytes = max_body_bytes
         self.received_bytes = 0
-        self.model = ""  # this and the next two are known once `finish` has returned
+        self.model = ""  # this and what follows to `held_bytes` are known once `finish` has returned
         self.streaming = False
         self.ordinary = False  # sending it twice does nothing twice, as far as the body tells
         self.estimated_tokens = 0
+        self.held_bytes: int | None = None  # the size of the plain body, None once it is released
         fields = head.fields
         first = fields.first
         kind = first.get(b"content-type")
@@ -215,6 +217,7 @@ class Intake:
         self.streaming = scanner.stream is True
         self.ordinary = scanner.ordinary
         self.estimated_tokens = scanner.estimated_tokens
+        self.held_bytes = self.received_bytes if self._inflater is None else self._inflated_bytes
 
     def replayable(self, *, stores_by_default: bool) -> bool:
         """Whether sending this request a second time does what sending it once does (API-8)."""
@@ -243,15 +246,9 @@ class Intake:
             pieces = splice_model(pieces, cut, b"")
         return pieces, sum(map(len, pieces))
 
-    @property
-    def held_bytes(self) -> int | None:
-        """The size of the plain body that is here; None once it is released."""
-        if not self._pieces and self.received_bytes:
-            return None
-        return self.received_bytes if self._inflater is None else self._inflated_bytes
-
     def release(self) -> None:
         """Drops the body: it will not be sent again."""
         self._pieces = []
+        self.held_bytes = None
         if self._stepped:
             self._behind = b""

@@ -32,7 +32,7 @@ from iop.errors import (
     RouteNotFound,
 )
 from iop.net.http.exchange import Exchange
-from iop.observability.logs import RequestOutcome, milliseconds
+from iop.observability.logs import RequestOutcome, times_ms
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -373,6 +373,7 @@ class ClientRequest(Answered):
             tokens["reasoning", model, node_id, provider_id, counted].value += reasoning
         if cached:
             tokens["cached_input", model, node_id, provider_id, counted].value += cached
+        duration_ms, queue_ms, first_ms = times_ms(duration_s, waited_s, first_s)
         # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
         record = RequestOutcome(
             time.time(),
@@ -380,7 +381,7 @@ class ClientRequest(Answered):
             api,
             outcome,
             self.status,
-            milliseconds(duration_s),
+            duration_ms,
             self.intake.client_request_id,
             self.principal,
             self.group_id,
@@ -388,8 +389,8 @@ class ClientRequest(Answered):
             provider_id,
             self._sse,
             self.attempts,
-            milliseconds(waited_s),
-            milliseconds(first_s),
+            queue_ms,
+            first_ms,
             self.body_bytes,
             stream.body_bytes if stream is not None else 0,
             tokens_in or 0,

@@ -39,7 +39,7 @@ from iop.errors import (
     UnknownProvider,
 )
 from iop.observability.events import RunStarted
-from iop.observability.logs import RequestOutcome, milliseconds
+from iop.observability.logs import RequestOutcome, times_ms
 from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import limits
@@ -375,21 +375,22 @@ class EdgeRun(Dispatched):
             metrics.first_token[API, model].observe(first_s)
         for kind, count in zip(TOKEN_KINDS, usage or (), strict=False):
             metrics.tokens[kind, *where].value += count or 0
+        duration_ms, queue_ms, first_ms = times_ms(duration_s, waited_s, first_s)
         record = RequestOutcome(
             ts=time.time(),
             request_id=self.request_id,
             api=API,
             outcome=outcome,
             status=error.status if error is not None else 200,
-            duration_ms=milliseconds(duration_s),
+            duration_ms=duration_ms,
             principal=self.principal,
             model=model,
             node=self._node_id,
             provider=self._provider_id,
             stream=True,
             attempts=self.attempts,
-            queue_ms=milliseconds(waited_s),
-            first_token_ms=milliseconds(first_s),
+            queue_ms=queue_ms,
+            first_token_ms=first_ms,
             bytes_in=self._input_bytes,
             bytes_out=self.body_bytes_out,
             input_tokens=(usage[0] or 0) if usage is not None else 0,
