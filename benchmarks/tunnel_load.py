@@ -30,8 +30,8 @@ if __package__ in (None, ""):  # started as a file
 
 import iop
 from benchmarks.children import Child, ChildFailed
-from iop.credentials.authority import Authority
-from iop.credentials.token import new_token
+from iop.tls.authority import Authority
+from iop.tls.join_token import new_token
 
 MIN_STEP_S = 0.001  # of the provider's timer
 WARM_UP_STREAMS = 10

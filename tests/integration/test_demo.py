@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.demo import ECHO, Provider, find_provider
+from iop.cli.demo import ECHO, Provider, find_provider
 from iop.places import Place
 from tests.support.aio import async_test, run, until
 from tests.support.programs import Program, command
@@ -157,7 +157,7 @@ def test_closed_standard_descriptors_are_no_fault(closed: str) -> None:
 def with_server(port: int, *, once: str | None, kind: str = "openai_compat") -> Program:
     """The demo, looking for a model server on ``port`` alone."""
     script = (
-        "import sys; from iop.edge.demo import run; from iop.places import Place; "
+        "import sys; from iop.cli.demo import run; from iop.places import Place; "
         f"sys.exit(run({once!r}, log_format='json', places=[Place('Some Server', 'some', {port}, {kind!r}, 1)]))"
     )
     return Program([sys.executable, "-c", script])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iop.credentials.contexts import served
+from iop.tls.contexts import served
 from tests.support.aio import async_test, until_seen
 from tests.support.certificates import Certificates
 from tests.support.http import chat, post

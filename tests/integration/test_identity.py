@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from iop.credentials import contexts
 from iop.pool import Ticket
+from iop.tls import contexts
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
 from tests.support.certificates import Certificates, leaf_of
 from tests.support.nodeport import GROUP, TOKEN, NodePort
 from tests.support.rawlink import RawLink
-from tests.unit.credentials.test_certificate import ODD_URIS
+from tests.unit.tls.test_certificate import ODD_URIS
 
 URI = "spiffe://iop.internal/iop/node/n1"
 

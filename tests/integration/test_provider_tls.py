@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from iop.credentials.contexts import served
 from iop.errors import IopError
 from iop.net.http.client import Origin, ProviderPool
 from iop.net.loop import Runtime
+from iop.tls.contexts import served
 from tests.support.aio import async_test
 from tests.support.certificates import Certificates
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from iop.credentials.certificate import Certificate
+from iop.tls.certificate import Certificate
 from tests.support.aio import async_test
 from tests.support.certificates import Certificates, leaf_of
 from tests.support.http import Address, Answer, Client, chat, post

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iop.credentials.contexts import served
+from iop.tls.contexts import served
 from tests.oracle.compare import difference
 from tests.oracle.visits import Exchange, Visit, direct_bytes, request_bytes, visit
 from tests.oracle.wire import Got, Wire, play

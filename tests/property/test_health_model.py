@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from iop.execution.failure import HealthReason
 from iop.pool.evidence import Evidence, Identity, Known, Look, ProviderKey, Question, Result, Source
-from iop.pool.health import FIRST_ASK_S, LAST_ASK_S, Overlay
+from iop.pool.overlay import FIRST_ASK_S, LAST_ASK_S, Overlay
 
 NODES, PROVIDERS, ADAPTERS, TARGETS = ("n1", "n2"), ("p", "q"), ("vllm", "ollama"), ("t", "u")
 HEALTHS = ("available", "unavailable", "unknown", "unspecified")

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from iop.credentials.authority import Authority, Issued
-from iop.credentials.certificate import Certificate, read_pem
+from iop.tls.authority import Authority, Issued
+from iop.tls.certificate import Certificate, read_pem
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 

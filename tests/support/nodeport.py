@@ -11,11 +11,11 @@ import hashlib
 from types import TracebackType
 from typing import Any
 
-from iop.credentials.contexts import Served
 from iop.edge.nodes import NodeServer
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
 from iop.pool import Action, Actions, Candidate, GroupSpec, Pool, ProviderSpec, QueueLimits
+from iop.tls.contexts import Served
 from iop.wire import limits
 from iop.wire import messages as m
 from tests.support.aio import until

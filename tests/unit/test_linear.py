@@ -61,12 +61,12 @@ def require_linear(make: Callable[[int], Callable[[], object]], size: int = 256,
 #: By module and name: texts whose middle is repeated. Whatever is not here fails the test below: write down for a new
 #: expression what could make it slow.
 PUMPED: dict[str, list[tuple[bytes, bytes, bytes]]] = {
-    "credentials.certificate._PEM": [
+    "tls.certificate._PEM": [
         (b"", b"-----BEGIN CERTIFICATE-----\n", b""),
         (b"-----BEGIN CERTIFICATE-----", b"A \n", b"!"),
     ],
-    "credentials.certificate._IDENTITY": [(b"spiffe://", b"a", b""), (b"spiffe://a/iop/node/a", b".", b"/")],
-    "credentials.token._FORM": [(b"iop-join.", b"A", b"."), (b"iop-join.", b"A.", b"")],
+    "tls.certificate._IDENTITY": [(b"spiffe://", b"a", b""), (b"spiffe://a/iop/node/a", b".", b"/")],
+    "tls.join_token._FORM": [(b"iop-join.", b"A", b"."), (b"iop-join.", b"A.", b"")],
     "edge.cors._NAMES": [(b"a", b" ", b"x"), (b"a", b" ,\ta", b" ;"), (b"", b"a", b";"), (b"a,", b" ", b",")],
     "edge.intake._BOUNDARY_TEXT": [(b"", b"a ", b"")],
     "edge.intake._PARAMETER": [(b"", b" ", b"x"), (b";", b"a", b""), (b';a="', b"b", b""), (b";a=", b"b", b"")],
@@ -137,7 +137,7 @@ def test_expressions_are_linear(name: str) -> None:
 
 
 #: Looked for in a text; the others are matched from one place.
-SEARCHED = ("credentials.certificate._PEM", "edge.keys._RATES", "node.adapters.vllm._SERIES")
+SEARCHED = ("tls.certificate._PEM", "edge.keys._RATES", "node.adapters.vllm._SERIES")
 
 
 def _matched(pattern: re.Pattern[bytes] | re.Pattern[str], data: bytes) -> Callable[[], object]:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from iop.cli.program import Exit, Usage
 from iop.cli.reach import hosts_option, node_id
 from iop.config.replace import replace_file
-from iop.credentials.certificate import BadCertificate, Identity, read_pem
+from iop.tls.certificate import BadCertificate, Identity, read_pem
 
 if TYPE_CHECKING:
-    from iop.credentials.authority import Authority, Issued
+    from iop.tls.authority import Authority, Issued
 
 __all__ = ["add"]
 
@@ -81,8 +81,8 @@ def _issue(
 
 
 def _authority(folder: Path) -> Authority:
-    from iop.credentials.authority import Authority
-    from iop.credentials.contexts import CredentialFault, check_certificate
+    from iop.tls.authority import Authority
+    from iop.tls.contexts import CredentialFault, check_certificate
 
     cert, key = folder / "ca.pem", folder / "ca-key.pem"
     try:

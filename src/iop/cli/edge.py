@@ -161,7 +161,7 @@ def _check_listeners(file: Path, config: EdgeConfig) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from iop.edge.demo import run
+    from iop.cli.demo import run
 
     return run(arguments.once, log_format=arguments.log_format, echo=arguments.echo)
 

@@ -88,8 +88,8 @@ def write(folder: Path, *, hosts: Sequence[str], listen: HostPort) -> list[str]:
 
     Raises :class:`Usage` if one of them exists and OSError if one cannot be written; then nothing of it is left.
     """
-    from iop.credentials.authority import Authority
-    from iop.credentials.token import new_token, token_sha256
+    from iop.tls.authority import Authority
+    from iop.tls.join_token import new_token, token_sha256
 
     everywhere = listen.host in ("0.0.0.0", "::")
     here = HostPort("127.0.0.1" if listen.host == "0.0.0.0" else "::1", listen.port) if everywhere else listen

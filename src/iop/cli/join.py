@@ -78,7 +78,7 @@ def _join(arguments: argparse.Namespace) -> int:
 
 def _tls(arguments: argparse.Namespace, edge: HostPort, token: str) -> dict[str, str] | None:
     """The ``node.tls`` that the line asks for. Raises Usage if the token would cross a network in the clear unasked."""
-    from iop.credentials.token import ca_of
+    from iop.tls.join_token import ca_of
 
     try:
         ca_sha256 = ca_of(token)

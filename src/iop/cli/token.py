@@ -30,8 +30,8 @@ def add(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _token(arguments: argparse.Namespace) -> int:
     from iop.config.load import node_port
-    from iop.credentials.contexts import CredentialFault, authority_of, leaf_of
-    from iop.credentials.token import new_token, token_sha256
+    from iop.tls.contexts import CredentialFault, authority_of, leaf_of
+    from iop.tls.join_token import new_token, token_sha256
 
     node: str = arguments.node
     file: Path = arguments.config

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from iop.config.fields import ConfigPath, Section, ServerName, Sha256
-from iop.credentials import contexts
-from iop.credentials.contexts import CredentialFault, Dialling, Served
+from iop.tls import contexts
+from iop.tls.contexts import CredentialFault, Dialling, Served
 
 __all__ = ["HttpTls", "NodeTls", "TransportTls"]
 

@@ -1,6 +1,6 @@
 """Health at the edge: what nodes report lowers providers, and CAPABILITIES brings them back (HEALTH-1 … HEALTH-10).
 
-:class:`iop.pool.health.Overlay` decides; here its questions are put on the nodes' links, its changes are told to the
+:class:`iop.pool.overlay.Overlay` decides; here its questions are put on the nodes' links, its changes are told to the
 pool, and all evidence is counted. One timer serves all providers. A node may say what it likes as often as it likes:
 what changes nothing costs two look-ups and a counter, and few of its lines reach the log.
 """
@@ -32,8 +32,8 @@ from iop.pool.evidence import (
     Source,
     Verdict,
 )
-from iop.pool.health import Overlay
 from iop.pool.lease import Actions, Lease
+from iop.pool.overlay import Overlay
 from iop.pool.pool import Pool
 from iop.wire import limits
 from iop.wire import messages as m

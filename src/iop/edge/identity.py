@@ -6,9 +6,9 @@ import asyncio
 from typing import NamedTuple
 
 from iop import __version__
-from iop.credentials.certificate import CLIENT_AUTH, BadCertificate, Certificate
-from iop.credentials.contexts import Served
 from iop.net.tls import certificate_of
+from iop.tls.certificate import CLIENT_AUTH, BadCertificate, Certificate
+from iop.tls.contexts import Served
 from iop.wire import codec, limits
 from iop.wire import messages as m
 

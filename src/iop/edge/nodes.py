@@ -19,7 +19,6 @@ from typing import Any
 from iop import __version__
 from iop._fast.mux import MAX_STREAM_ID
 from iop._fast.runs import RunSink
-from iop.credentials.contexts import Served
 from iop.edge.commands import Commands, Done
 from iop.edge.engines import EngineFigures, EnginePoll
 from iop.edge.health import Health
@@ -37,6 +36,7 @@ from iop.observability.repeats import Repeats
 from iop.pool.lease import Actions
 from iop.pool.pool import Pool
 from iop.pool.registry import Claim, LossOutcome, OwnerProbe, ProbeVerdict, ReadyOutcome
+from iop.tls.contexts import Served
 from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.session import TIMEOUTS, EdgeSession, State

@@ -19,9 +19,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from iop.credentials.contexts import Served
 from iop.net.lobby import Lobby
 from iop.net.loop import LISTEN_BACKLOG, Runtime
+from iop.tls.contexts import Served
 
 __all__ = ["REASONS", "SHUTDOWN_S", "HandshakeFailures", "TlsListener", "certificate_of", "chain_shown", "listen"]
 

@@ -12,11 +12,11 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from iop.credentials import contexts
-from iop.credentials.certificate import BadCertificate, Certificate, edge_fault
-from iop.credentials.contexts import CredentialFault, Dialling
 from iop.net.tls import certificate_of, chain_shown
 from iop.node.supervisor_policy import Ended
+from iop.tls import contexts
+from iop.tls.certificate import BadCertificate, Certificate, edge_fault
+from iop.tls.contexts import CredentialFault, Dialling
 
 __all__ = ["Distrusted", "Trust"]
 

@@ -1,6 +1,6 @@
 """What is said of the health of providers, what becomes of it, and what is asked: the overlay's words (HEALTH).
 
-:mod:`iop.pool.health` is what they are for.
+:mod:`iop.pool.overlay` is what they are for.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from iop.cli.program import Usage
 from iop.config.fields import HostPort, digest
 from iop.config.load import load_edge, load_node
 from iop.config.replace import replace_file
-from iop.credentials.certificate import read_pem
-from iop.credentials.token import ca_of
+from iop.tls.certificate import read_pem
+from iop.tls.join_token import ca_of
 from tests.support.certificates import Certificates, leaf_of
 
 FILES = {

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import pytest
 
-from iop.credentials.contexts import served
 from iop.net import tls
 from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, chain_shown
+from iop.tls.contexts import served
 from tests.support.aio import async_test, until
 from tests.support.certificates import Certificates, leaf_of
 

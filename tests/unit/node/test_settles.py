@@ -9,7 +9,7 @@ import pytest
 
 from iop.execution.failure import HealthReason
 from iop.pool.evidence import Evidence, Identity, Known, Look, Question, Source
-from iop.pool.health import Overlay
+from iop.pool.overlay import Overlay
 from iop.wire import messages as m
 from tests.simulation.virtual import Served, VirtualNode
 

@@ -22,7 +22,6 @@ from iop._fast.body import HeadFinder
 from iop._fast.fd import readable
 from iop._fast.out import Writer
 from iop._fast.relay import ProviderSocket
-from iop.credentials.contexts import public_servers
 from iop.errors import (
     HeadError,
     InvalidArgument,
@@ -34,6 +33,7 @@ from iop.errors import (
 from iop.net import flow
 from iop.net.http.head import ResponseHead, parse_response
 from iop.net.loop import Runtime
+from iop.tls.contexts import public_servers
 
 if TYPE_CHECKING:
     from iop._fast.relay import Body

@@ -28,7 +28,6 @@ from typing import cast
 
 from iop._fast.body import FRAMING_CHUNKED, FRAMING_NONE, BodyDecoder, HeadFinder
 from iop._fast.out import Writer
-from iop.credentials.contexts import Served
 from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge, RequestTimeout
 from iop.ids import new_request_id
 from iop.net import flow
@@ -39,6 +38,7 @@ from iop.net.loop import Runtime
 from iop.net.tls import HandshakeFailures, TlsListener, listen
 from iop.net.turns import Turns
 from iop.net.wheel import Timer
+from iop.tls.contexts import Served
 
 __all__ = ["HttpConnection", "HttpServer"]
 

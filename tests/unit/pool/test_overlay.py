@@ -18,7 +18,7 @@ from iop.pool.evidence import (
     Source,
     Verdict,
 )
-from iop.pool.health import FIRST_ASK_S, JITTER, LAST_ASK_S, Overlay
+from iop.pool.overlay import FIRST_ASK_S, JITTER, LAST_ASK_S, Overlay
 
 KNOWN = {
     ("n1", "p"): Known("vllm", "http://a", frozenset({"t", "u"})),

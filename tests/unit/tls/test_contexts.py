@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from iop.credentials import contexts
-from iop.credentials.contexts import CredentialFault, authority_of, dialling, served
+from iop.tls import contexts
+from iop.tls.contexts import CredentialFault, authority_of, dialling, served
 from tests.support.certificates import Certificates, leaf_of
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from iop.credentials.certificate import BadCertificate, Certificate, read_pem
+from iop.tls.certificate import BadCertificate, Certificate, read_pem
 
 __all__ = [
     "CredentialFault",

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from iop.credentials.token import ca_of, new_token, token_sha256
+from iop.tls.join_token import ca_of, new_token, token_sha256
 
 CA = "0f" * 32
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtensionOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iop.credentials.certificate import BadCertificate, Certificate, Identity, edge_fault, read_pem
+from iop.tls.certificate import BadCertificate, Certificate, Identity, edge_fault, read_pem
 from tests.support.certificates import Certificates, leaf_of
 
 NODE_URI, EDGE_URI = "spiffe://iop.internal/iop/node/n1", "spiffe://iop.internal/iop/edge/e1"
