@@ -19,7 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from iop._fast import frame
 from iop.config.load import parse_edge
 from iop.edge.app import Edge
-from iop.edge.nodes import NodeLink
+from iop.edge.nodes.server import NodeLink
 from iop.net.http.server import HttpConnection
 from iop.net.loop import Runtime
 from iop.wire import codec, limits

@@ -17,7 +17,7 @@ from collections import Counter
 
 from iop._fast.form import FormScanner
 from iop._fast.scan import RequestScanner
-from iop.edge.intake import Intake, form_of
+from iop.edge.api.body import Intake, form_of
 from iop.errors import IopError
 from iop.net.http.head import parse_request
 from tests.support import parsers

@@ -12,9 +12,9 @@ import gzip
 from collections.abc import Iterator
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
+from iop.edge.api.body import Intake, form_of
+from iop.edge.api.headers import to_provider
 from iop.edge.api.routes import endpoints
-from iop.edge.headers import to_provider
-from iop.edge.intake import Intake, form_of
 from iop.errors import IopError
 from iop.net.http.head import RequestHead, parse_request
 from tests.fuzz import corpus

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.nodes import NodeLink
+from iop.edge.nodes.connection import NodeLink
 from iop.errors import IopError
 from iop.node.agent import Agent
 from iop.node.backends import Backends

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from iop.config.load import parse_edge
-from iop.edge import request as request_module
 from iop.edge.app import Edge
+from iop.edge.requests import client_request as request_module
 from iop.net.loop import Runtime
 from iop.observability.logs import Sink
 from tests.support.aio import async_test, until

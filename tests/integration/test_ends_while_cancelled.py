@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iop._fast import frame
-from iop.edge.runs import RunSpec, submit_run
+from iop.edge.requests.normalized_run import RunSpec, submit_run
 from iop.errors import RequestCancelled
 from iop.pool.lease import ReleaseCause
 from iop.wire import messages as m

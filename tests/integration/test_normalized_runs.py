@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.admin import Admin
+from iop.edge.admin.listener import Admin
 from iop.net.http.exchange import ServerLimits
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime

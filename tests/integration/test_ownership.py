@@ -10,7 +10,7 @@ import pytest
 
 from iop._fast import frame
 from iop._fast.mux import MAX_STREAM_ID, Stream
-from iop.edge import nodes
+from iop.edge.nodes import connection as nodes
 from iop.pool import Refused, Revoked, Ticket, registry
 from iop.wire import codec, limits
 from iop.wire import messages as m

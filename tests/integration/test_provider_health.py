@@ -16,7 +16,7 @@ import pytest
 
 from iop.config.load import parse_edge
 from iop.edge.app import Edge
-from iop.edge.runs import RunResult, RunSpec, submit_run
+from iop.edge.requests.normalized_run import RunResult, RunSpec, submit_run
 from iop.net.loop import Runtime
 from iop.wire import codec
 from iop.wire import messages as m

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.recovery import Limits
+from iop.edge.requests.retry import Limits
 from iop.errors import IopError, RequestCancelled, ShuttingDown
 from iop.wire import messages as m
 from tests.integration.test_provider_health import Scene as TwoNodes

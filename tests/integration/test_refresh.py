@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge import refresh as refresh_module
+from iop.edge.nodes import config_sync as refresh_module
 from iop.pool import Candidate, Granted, GroupSpec, ProviderSpec, QueueLimits, Refused, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from iop.edge.admin.runs import RunFeed
 from iop.edge.app import Edge
-from iop.edge.rundesk import RunFeed
-from iop.edge.runs import EdgeRun
+from iop.edge.requests.normalized_run import EdgeRun
 from iop.net.loop import Runtime
 from iop.wire import codec
 from iop.wire import messages as m

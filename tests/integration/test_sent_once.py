@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from iop.edge.recovery import Limits
-from iop.edge.runs import RunSpec, submit_run
+from iop.edge.requests.normalized_run import RunSpec, submit_run
+from iop.edge.requests.retry import Limits
 from iop.errors import RequestCancelled
 from iop.wire import codec
 from iop.wire import messages as m

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from iop.edge.api.cors import Cors
 from iop.edge.api.openapi import openapi
 from iop.edge.api.routes import OTHERS, PAGES, RATES, ROUTES, spellings
-from iop.edge.cors import Cors
 from tests.support.aio import async_test
 from tests.support.edge import ask, edge, get
 from tests.support.http import Answer, Client, chat, post

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iop._fast import frame
-from iop.edge.runs import RunSpec, submit_run
+from iop.edge.requests.normalized_run import RunSpec, submit_run
 from iop.net.flow import _NOTSENT_LOWAT
 from iop.wire import messages as m
 from tests.integration.test_provider_health import _Hears, scene

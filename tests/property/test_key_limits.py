@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from iop.edge.keys import PERIOD_S, SPAN_S, Key, Keyring, KeySpec, Permit, Window
+from iop.edge.keys.limits import PERIOD_S, SPAN_S, Key, Keyring, KeySpec, Permit, Window
 from iop.errors import ConcurrencyLimited, RateLimited, RequestOverTokenLimit, TokenRateLimited
 
 pytestmark = pytest.mark.req("API-11")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iop._fast.body import FRAMING_NONE, BodyDecoder, HeadFinder
-from iop.edge.runs import EdgeRun, RunResult, RunSpec, submit_run
+from iop.edge.requests.normalized_run import EdgeRun, RunResult, RunSpec, submit_run
 from iop.errors import IopError
 from iop.net.http.head import parse_response
 from iop.wire import messages as m

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from iop.edge.dispatched import State
+from iop.edge.requests.attempts import State
 from iop.errors import ProvidersResting, QueueTimeout, Unavailable
 from iop.pool import Actions, Granted, Lease, Loss, Pool, Readiness, Refused, ReleaseCause, Revoked, Ticket
 from iop.pool.registry import NodeState

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from iop.edge.request import ClientRequest
+from iop.edge.requests.client_request import ClientRequest
 from iop.execution.gate import SlotState
 from iop.pool.registry import NodeState
 from tests.simulation.actors import Client, Plan, RunClient, Upstream

@@ -11,7 +11,7 @@ import hashlib
 from types import TracebackType
 from typing import Any
 
-from iop.edge.nodes import NodeServer
+from iop.edge.nodes.server import NodeServer
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics
 from iop.pool import Action, Actions, Candidate, GroupSpec, Pool, ProviderSpec, QueueLimits

@@ -148,7 +148,7 @@ class Request:
         self.finished = False
 
     def send(self) -> None:
-        """Opens the stream on the link, as edge/request.py does."""
+        """Opens the stream on the link, as edge/requests/client_request.py does."""
         edge, body = self.world.edge, self.body
         edge.mux.open(self.stream, self.window, edge.request_window_bytes)
         inline = len(body) <= limits.INLINE_BODY_BYTES and self.world.rng.random() < 0.7

@@ -18,7 +18,7 @@ import signal
 import sys
 from types import FrameType
 
-from iop.edge.trace import Trace
+from iop.edge.requests.trace import Trace
 
 ROOMS = {"iop-edge": "iop.cli.edge", "iop-node": "iop.cli.node"}
 

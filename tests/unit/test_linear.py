@@ -21,7 +21,7 @@ from iop._fast.body import FRAMING_CHUNKED, BodyDecoder, HeadFinder
 from iop._fast.form import FormScanner
 from iop._fast.scan import FieldScanner, RequestScanner
 from iop._fast.sse import EventSplitter
-from iop.edge.intake import form_of, require_plain_query
+from iop.edge.api.body import form_of, require_plain_query
 from iop.errors import IopError
 from iop.net.http.head import parse_request
 from iop.patterns import Patterns, fits
@@ -67,10 +67,14 @@ PUMPED: dict[str, list[tuple[bytes, bytes, bytes]]] = {
     ],
     "tls.certificate._IDENTITY": [(b"spiffe://", b"a", b""), (b"spiffe://a/iop/node/a", b".", b"/")],
     "tls.join_token._FORM": [(b"iop-join.", b"A", b"."), (b"iop-join.", b"A.", b"")],
-    "edge.cors._NAMES": [(b"a", b" ", b"x"), (b"a", b" ,\ta", b" ;"), (b"", b"a", b";"), (b"a,", b" ", b",")],
-    "edge.intake._BOUNDARY_TEXT": [(b"", b"a ", b"")],
-    "edge.intake._PARAMETER": [(b"", b" ", b"x"), (b";", b"a", b""), (b';a="', b"b", b""), (b";a=", b"b", b"")],
-    "edge.keys._RATES": [(b"", b"x-ratelimit-a\r", b""), (b"", b"x-ratelimit-a\n", b""), (b"x-ratelimit-", b"a", b"")],
+    "edge.api.cors._NAMES": [(b"a", b" ", b"x"), (b"a", b" ,\ta", b" ;"), (b"", b"a", b";"), (b"a,", b" ", b",")],
+    "edge.api.body._BOUNDARY_TEXT": [(b"", b"a ", b"")],
+    "edge.api.body._PARAMETER": [(b"", b" ", b"x"), (b";", b"a", b""), (b';a="', b"b", b""), (b";a=", b"b", b"")],
+    "edge.keys.limits._RATES": [
+        (b"", b"x-ratelimit-a\r", b""),
+        (b"", b"x-ratelimit-a\n", b""),
+        (b"x-ratelimit-", b"a", b""),
+    ],
     "net.http.client._HOST": [(b"", b"a.", b"!")],
     "net.http.client._PATH": [(b"", b"/", b"!"), (b"/", b"a", b"\n"), (b"", b"/a", b"?")],
     "net.http.head._HOST": [(b"", b"%41", b"%"), (b"[", b":", b""), (b"[::%", b"a", b""), (b"a", b".", b":")],
@@ -137,7 +141,7 @@ def test_expressions_are_linear(name: str) -> None:
 
 
 #: Looked for in a text; the others are matched from one place.
-SEARCHED = ("tls.certificate._PEM", "edge.keys._RATES", "node.adapters.vllm._SERIES")
+SEARCHED = ("tls.certificate._PEM", "edge.keys.limits._RATES", "node.adapters.vllm._SERIES")
 
 
 def _matched(pattern: re.Pattern[bytes] | re.Pattern[str], data: bytes) -> Callable[[], object]:

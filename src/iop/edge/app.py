@@ -17,20 +17,20 @@ from iop import __version__
 from iop.config.auto import asked_anew, asks, fill_in
 from iop.config.diff import compare
 from iop.config.edge import EdgeConfig, without_effect
-from iop.edge import plan
-from iop.edge.admin import Admin
-from iop.edge.discovery import Discovery
-from iop.edge.dispatch import Dispatcher
-from iop.edge.engines import drift, engine_fields, running
-from iop.edge.front import Front
-from iop.edge.keychain import Found, Keychain
-from iop.edge.keys import ANONYMOUS
-from iop.edge.nodes import NodeServer
-from iop.edge.operator import Operator
-from iop.edge.recovery import Limits
-from iop.edge.reload import TOLD, Load, Prepared, Reloaded, Reloader
-from iop.edge.rundesk import PRINCIPAL as OPERATOR
-from iop.edge.rundesk import RunFeed, open_run
+from iop.edge.admin.actions import Operator
+from iop.edge.admin.listener import Admin
+from iop.edge.admin.runs import PRINCIPAL as OPERATOR
+from iop.edge.admin.runs import RunFeed, open_run
+from iop.edge.gateway.gateway import Gateway
+from iop.edge.keys.keyring import Found, Keychain
+from iop.edge.keys.limits import ANONYMOUS
+from iop.edge.nodes.engine_load import drift, engine_fields, running
+from iop.edge.nodes.server import NodeServer
+from iop.edge.requests.dispatcher import Dispatcher
+from iop.edge.requests.retry import Limits
+from iop.edge.settings import values
+from iop.edge.settings.discovery import Discovery
+from iop.edge.settings.reload import TOLD, Load, Prepared, Reloaded, Reloader
 from iop.errors import ShuttingDown
 from iop.net import loop as net_loop
 from iop.net.http.exchange import Exchange, ServerLimits
@@ -121,8 +121,8 @@ class Edge:
         self.reloader = Reloader(runtime, self.metrics, load, self.prepare, self.take, self._answers)
         self.discovery = Discovery(runtime, self._prepare_found, self._take_found)
         self.discovery.configure(file)
-        self.keychain = Keychain(runtime, config.http, self._let_in)
-        told = plan.payloads(config, self.revision, asks=asks(file))
+        self.keychain = Keychain(runtime, config.http, self._access_changed)
+        told = values.payloads(config, self.revision, asks=asks(file))
         self.dispatcher = Dispatcher(
             runtime,
             self.pool,
@@ -135,7 +135,7 @@ class Edge:
             self.pool,
             self.metrics,
             self.dispatcher.perform,
-            tokens=plan.tokens(config),
+            tokens=values.tokens(config),
             payloads=told,
             max_frame_bytes=config.transport.max_frame_bytes,
             timing=limits.timing_from_environment(),
@@ -143,10 +143,10 @@ class Edge:
         )
         self.dispatcher.nodes = self.nodes
         self.nodes.on_inventory = self.discovery.reported
-        self.front = Front(
+        self.gateway = Gateway(
             self.dispatcher,
-            plan.access(config.http, self.keychain.keys),
-            plan.models(config),
+            values.access(config.http, self.keychain.keys),
+            values.models(config),
             max_body_bytes=config.http.max_body_bytes,
             started_at=int(time.time()),
             ready=lambda: not self._draining,
@@ -154,9 +154,9 @@ class Edge:
         )
         self.http = HttpServer(
             runtime,
-            self.front,
-            self.front.fail,
-            plan.server_limits(config.http),
+            self.gateway,
+            self.gateway.fail,
+            values.server_limits(config.http),
         )
         self.admin: HttpServer | None = None
         if config.admin.listen is not None:
@@ -175,7 +175,7 @@ class Edge:
         for text in without_effect(config):
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self._watch(sink)
-        self._configure(told, plan.pool_arguments(config), plan.known(config))
+        self._configure(told, values.pool_arguments(config), values.known(config))
 
     # ---- the configuration (CONF-2) ----------------------------------------------------------------------------------
 
@@ -191,10 +191,10 @@ class Edge:
         change = compare(running, self.discovery.fill_in(wanted))
         change = replace(change, changed=(*change.changed, *asked_anew(self.file, wanted)))
         revision = self.revision + bool(change.changed)
-        told = plan.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))
+        told = values.payloads(change.config, revision, self.nodes.payloads, asks=asks(wanted))
         silent = sorted({*without_effect(change.config)} - {*without_effect(running)})
         keys = keys or self.keychain.prepare(change.config.http)
-        pool, known = plan.pool_arguments(change.config), plan.known(change.config)
+        pool, known = values.pool_arguments(change.config), values.known(change.config)
         return Prepared(running, wanted, change, revision, told, pool, silent, keys, known)
 
     def take(self, prepared: Prepared) -> Reloaded:
@@ -212,7 +212,7 @@ class Edge:
             log.warning("setting_without_effect", extra={"fields": {"setting": text}})
         self.keychain.take(change.config.http, prepared.keys)
         if not change.changed:
-            self._let_in()
+            self._access_changed()
             return Reloaded(self.revision, change, self.nodes.refresh())  # nodes that refused are asked again
         self.config, self.revision = change.config, prepared.revision
         return Reloaded(self.revision, change, self._configure(prepared.told, prepared.pool, prepared.known))
@@ -234,9 +234,9 @@ class Edge:
         """A reload may have brought another file while the old one was worked on, and that must not come back."""
         return self.take(prepared if prepared.file is self.file else self._prepare_found())
 
-    def _let_in(self) -> None:
+    def _access_changed(self) -> None:
         """The keys file has changed."""
-        self.front.let_in(plan.access(self.config.http, self.keychain.keys))
+        self.gateway.set_access(values.access(self.config.http, self.keychain.keys))
         self.metrics.forget(principal=self._principals())
 
     def _principals(self) -> set[str]:
@@ -248,7 +248,7 @@ class Edge:
     ) -> list[str]:
         """Hands the configuration to the rooms; returns the nodes that were sent theirs anew."""
         config, d = self.config, self.dispatcher
-        d.providers = plan.settings(config)
+        d.providers = values.settings(config)
         d.request_timeouts = {group.id: group.request_timeout_ms / 1000 for group in config.models}
         d.window_bytes = config.transport.stream_window_bytes
         d.max_buffered_bytes = config.transport.max_buffered_bytes
@@ -261,14 +261,14 @@ class Edge:
             provider={p.id for node in config.nodes for p in node.providers},
             principal=self._principals(),
         )
-        self.front.configure(
-            plan.access(config.http, self.keychain.keys), plan.models(config), config.http.max_body_bytes
+        self.gateway.configure(
+            values.access(config.http, self.keychain.keys), values.models(config), config.http.max_body_bytes
         )
-        self.http.limits = plan.server_limits(config.http)
+        self.http.limits = values.server_limits(config.http)
         self.http.tls = config.http.tls.served if config.http.tls is not None else None
         self.nodes.tls = config.transport.tls.served if config.transport.tls is not None else None
         self.nodes.max_frame_bytes = config.transport.max_frame_bytes
-        acked = self.nodes.configure(plan.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
+        acked = self.nodes.configure(values.tokens(config), told, drain_s=config.edge.drain_timeout_sec)
         d.perform(self.pool.configure(**pool, now=d.now, acked=acked))
         self.nodes.health.configure(known)
         d.watch_queue()
@@ -368,7 +368,7 @@ class Edge:
             **snapshot,
             "nodes": nodes,
             "principals": self.keychain.principals(
-                Counter(request.principal for request in self.dispatcher.live), self.runtime.loop.time()
+                Counter(request.outline().principal for request in self.dispatcher.live), self.runtime.loop.time()
             ),
         }
 

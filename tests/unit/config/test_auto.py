@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iop.config.auto import Asks, Found, Server, asked_anew, asks, fill_in, matches
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
-from iop.edge import plan
+from iop.edge.settings import values
 from iop.errors import ConfigError
 
 OLLAMA = Server("ollama", "ollama", 11434, 4, ("qwen3:8b", "llama3"))
@@ -191,7 +191,7 @@ def test_whatever_one_node_reports_the_others_keep_theirs_and_the_result_is_a_va
             type(entry).model_validate_json(entry.model_dump_json())
     exact = [(name, target) for name, group in groups(filled).items() if name != "mine" for _, _, target in group]
     assert all(name == target for name, target in exact)
-    plan.pool_arguments(filled)
+    values.pool_arguments(filled)
 
 
 FAULTS = [

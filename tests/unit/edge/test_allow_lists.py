@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from iop.edge.keys import DECIDED, Key, KeySpec
+from iop.edge.keys.limits import DECIDED, Key, KeySpec
 from tests.support.lines import lines_of
 
 KINDS: dict[str, Callable[[int], str]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iop.edge.commands import MAX_OUTSTANDING, Commands
-from iop.edge.engines import ANSWER_S, OLD_S, POLL_S, EnginePoll, drift, engine_fields, running
+from iop.edge.nodes.commands import MAX_OUTSTANDING, Commands
+from iop.edge.nodes.engine_load import ANSWER_S, OLD_S, POLL_S, EnginePoll, drift, engine_fields, running
 from iop.errors import CapacityExceeded, IopError, NodeDisconnected
 from iop.wire import messages as m
 

@@ -13,10 +13,10 @@ from iop.config.auto import Found, Server, fill_in
 from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
-from iop.edge import discovery as discovery_module
 from iop.edge.app import Edge
-from iop.edge.discovery import Discovery
-from iop.edge.reload import Prepared, Reloaded
+from iop.edge.settings import discovery as discovery_module
+from iop.edge.settings.discovery import Discovery
+from iop.edge.settings.reload import Prepared, Reloaded
 from iop.errors import ConfigError
 from iop.net.loop import Runtime
 from iop.wire import messages as m

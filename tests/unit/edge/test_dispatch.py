@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from iop.edge.dispatch import Dispatcher
+from iop.edge.requests.dispatcher import Dispatcher
 from iop.errors import IopError
 from iop.net.wheel import TICK_S, Wheel
 from iop.observability.metrics import EdgeMetrics

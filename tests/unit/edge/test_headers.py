@@ -6,7 +6,7 @@ import pytest
 
 from iop._fast.relay import BODILESS, CHUNKED, LENGTH, RAW
 from iop.config.edge import HttpSection
-from iop.edge.headers import frame_answer, read_answer, to_provider
+from iop.edge.api.headers import frame_answer, read_answer, to_provider
 from iop.errors import HeadError
 from iop.net.http.head import RequestHead, parse_request
 from iop.wire import codec, limits

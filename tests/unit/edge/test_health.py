@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from iop.edge.commands import MAX_OUTSTANDING, Commands
-from iop.edge.health import ANSWER_S, ASKED_AT_ONCE, Health
+from iop.edge.nodes.commands import MAX_OUTSTANDING, Commands
+from iop.edge.nodes.health import ANSWER_S, ASKED_AT_ONCE, Health
 from iop.errors import Unavailable
 from iop.net.wheel import TICK_S, Wheel
 from iop.observability.metrics import EdgeMetrics
@@ -255,7 +255,7 @@ def test_observations_that_are_none_are_counted_and_change_nothing() -> None:
 def test_a_thousand_observations_a_second_cost_a_line_a_second_and_no_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "iop.edge.health")
+    caplog.set_level(logging.INFO, "iop.edge.nodes.health")
     world = World()
     world.observe(UNAVAILABLE, 1)
     for i in range(45):

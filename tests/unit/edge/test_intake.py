@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from iop.edge.intake import FORM_STEP_BYTES, JSON_STEP_BYTES, Intake, form_of, require_plain_query
+from iop.edge.api.body import FORM_STEP_BYTES, JSON_STEP_BYTES, Intake, form_of, require_plain_query
 from iop.errors import InvalidRequest, Overloaded, PayloadTooLarge, ScanError, UnsupportedMediaType
 from iop.net.http.head import parse_request
 

@@ -18,8 +18,8 @@ import pytest
 from iop.config import keysfile
 from iop.config.edge import HttpSection
 from iop.config.load import parse_edge
-from iop.edge import keychain as keychain_module
-from iop.edge.keychain import LOOK_S, READ_S, Keychain
+from iop.edge.keys import keyring as keychain_module
+from iop.edge.keys.keyring import LOOK_S, READ_S, Keychain
 from iop.errors import ConfigError
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
@@ -116,7 +116,7 @@ async def test_a_file_is_read_when_it_looks_different_and_only_then(
 async def test_a_file_that_is_new_is_read_again_until_a_change_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "iop.edge.keys")
+    caplog.set_level(logging.INFO, "iop.edge.keys.limits")
     async with desk(tmp_path, monkeypatch, settled_s=3600.0) as d:
         await d.look()
         await d.look()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from iop._fast.out import Hub
-from iop.edge.nodes import NodeLink, NodeServer
+from iop.edge.nodes.connection import NodeLink
+from iop.edge.nodes.server import NodeServer
 from iop.net.wheel import TICK_S, Wheel
 from iop.observability.metrics import EdgeMetrics
 from iop.wire import codec, limits

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from iop.edge.operator import Operator
-from iop.edge.trace import Outline
+from iop.edge.admin.actions import Operator
+from iop.edge.requests.trace import Outline
 
 
 def live(name: str, accepted_at: float) -> Any:

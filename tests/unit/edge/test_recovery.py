@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.recovery import Decision, Limits, decide
+from iop.edge.requests.retry import Decision, Limits, decide
 from iop.observability.metrics import DECISIONS
 
 FINE: dict[str, Any] = {

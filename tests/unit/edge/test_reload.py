@@ -14,8 +14,8 @@ import pytest
 from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
 from iop.config.load import parse_edge
-from iop.edge import reload as reload_module
-from iop.edge.reload import MAX_ASKERS, Prepared, Reloaded, Reloader
+from iop.edge.settings import reload as reload_module
+from iop.edge.settings.reload import MAX_ASKERS, Prepared, Reloaded, Reloader
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.observability.metrics import EdgeMetrics

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from iop.edge.trace import KEPT, KEPT_NOTED, KEPT_NOTES, MAX_NOTES, Note, Record, Row, Trace, page
+from iop.edge.requests.trace import KEPT, KEPT_NOTED, KEPT_NOTES, MAX_NOTES, Note, Record, Row, Trace, page
 from iop.observability.logs import RequestOutcome
 from iop.pool.lease import Lease, ReleaseCause
 

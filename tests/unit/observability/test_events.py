@@ -91,7 +91,7 @@ def test_an_outline_has_no_field_for_a_text() -> None:
 
 def test_what_is_logged_about_a_node_is_an_event() -> None:
     edge = Path(iop.edge.__file__).parent
-    logged = {name for path in edge.glob("*.py") for name in re.findall(r'_log\([^"]*"(node_\w+)"', path.read_text())}
+    logged = {name for path in edge.rglob("*.py") for name in re.findall(r'_log\([^"]*"(node_\w+)"', path.read_text())}
     assert logged == {name for name in EVENTS if name.startswith("node_")}
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from iop.edge.api.routes import MODEL_PREFIX, Shape
 from iop.errors import InvalidRequest
 
-__all__ = ["model_id", "one_model", "some_models"]
+__all__ = ["ModelInfo", "model_id", "one_model", "some_models"]
 
 MAX_PAGE = 1000  # also without a limit: a client that does not turn pages misses nothing until there are more
 
 Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model group as clients see it."""
+
+    group_id: str
+    request_timeout_s: float
 
 
 def model_id(path: bytes) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from iop._fast.out import Writer
 from iop.errors import Overloaded, TooManyBodyBytes
 from iop.net.http.head import RequestHead, status_line
 
-if TYPE_CHECKING:
-    from iop.net.http.server import HttpConnection
-
-__all__ = ["App", "Exchange", "ServerLimits", "ServerStats"]
+__all__ = ["App", "Connection", "Exchange", "Server", "ServerLimits", "ServerStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,33 @@ class App(Protocol):
         """A request that never became an exchange was answered with this error."""
 
 
+class Server(Protocol):
+    """What all exchanges of a listener share."""
+
+    limits: ServerLimits
+    stats: ServerStats
+
+    def date_line(self) -> bytes: ...
+
+
+class Connection(Protocol):
+    """The client's connection, as far as its exchange uses it."""
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def writer(self) -> Writer: ...
+
+    def response_done(self, keep_alive: bool) -> None: ...
+
+    def work(self, step: Callable[[], bool]) -> None: ...
+
+    def cut(self) -> None: ...
+
+    def close(self, *, reset: bool) -> None: ...
+
+
 class Exchange:
     """One request and its response.
 
@@ -91,7 +115,7 @@ class Exchange:
         "writer",
     )
 
-    def __init__(self, connection: HttpConnection, head: RequestHead, accepted_at: float) -> None:
+    def __init__(self, connection: Connection, head: RequestHead, accepted_at: float) -> None:
         self._connection = connection
         self.buffered_bytes = 0
         self.head = head

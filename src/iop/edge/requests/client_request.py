@@ -2,8 +2,8 @@
 
 A machine driven by callbacks: the pool's answers, the stream's frames, the client's departure, one deadline. It awaits
 nothing, and per event of a stream it does nothing at all: those bytes pass below it. Its states and its ways through
-the pool are those of :mod:`iop.edge.dispatched`; OPEN begins with the commit (API-7), and what fails before that may be
-sent again (API-8). What its client hears meanwhile and at the end is :mod:`iop.edge.answer`'s.
+the pool are those of :mod:`iop.edge.requests.attempts`; OPEN begins with the commit (API-7), and what fails before that
+may be sent again (API-8). What its client hears meanwhile and at the end is :mod:`iop.edge.requests.response`'s.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from iop._fast.relay import RAW, ClientStream
 from iop._fast.sse import ERROR, FINISH
-from iop.edge.answer import Answered
 from iop.edge.api.errors import error_of, says_why
+from iop.edge.api.headers import frame_answer, read_answer, rest_of, to_provider
 from iop.edge.api.routes import Endpoint
-from iop.edge.dispatched import CANCELLING, OPEN, SENT, State
-from iop.edge.headers import frame_answer, read_answer, rest_of, to_provider
-from iop.edge.recovery import ELIGIBLE, REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
-from iop.edge.trace import Outline
+from iop.edge.requests.attempts import CANCELLING, OPEN, SENT, State
+from iop.edge.requests.response import Answered
+from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
+from iop.edge.requests.trace import Outline
 from iop.errors import (
     ClientGone,
     ClientIdle,
@@ -32,6 +32,7 @@ from iop.errors import (
     RouteNotFound,
 )
 from iop.net.http.exchange import Exchange
+from iop.observability.events import RunStarted
 from iop.observability.logs import RequestOutcome, times_ms
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
@@ -40,13 +41,13 @@ from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
-    from iop.edge.dispatch import Dispatcher
-    from iop.edge.intake import Intake
-    from iop.edge.keys import Permit
+    from iop.edge.api.body import Intake
+    from iop.edge.keys.limits import Permit
+    from iop.edge.requests.dispatcher import Dispatcher
 
 __all__ = ["ClientRequest", "State"]
 
-log = logging.getLogger("iop.edge.request")
+log = logging.getLogger("iop.edge.requests.client_request")
 
 FINISH_GRACE_S = 0.5
 NO_ENDPOINT = frozenset({404, 405})  # statuses of a server that may not have what was asked for
@@ -153,7 +154,12 @@ class ClientRequest(Answered):
         if not inline:
             stream.send_body(pieces)
         if d.watched:
-            d.run_started(self, lease)
+            d.events.publish(
+                RunStarted(
+                    time.time(), self.request_id, endpoint.name, self.group_id, lease.node_id, lease.provider_id,
+                    self.attempts, intake.streaming,
+                )
+            )  # fmt: skip
 
     # ---- the stream's callbacks --------------------------------------------------------------------------------------
 

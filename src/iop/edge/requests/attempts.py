@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from iop.edge.recovery import (
+from iop.edge.requests.retry import (
     ELIGIBLE,
     REFUSED_STATUSES,
     RETRIED_CODES,
@@ -29,7 +29,7 @@ from iop.edge.recovery import (
     Recovery,
     decide,
 )
-from iop.edge.trace import MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence
+from iop.edge.requests.trace import MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
 from iop.ids import new_request_id
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
@@ -39,12 +39,13 @@ from iop.wire.session import EdgeSession
 if TYPE_CHECKING:
     from iop._fast.relay import ClientStream
     from iop._fast.runs import RunSink
-    from iop.edge.dispatch import Dispatcher, ProviderSettings
+    from iop.edge.requests.dispatcher import Dispatcher
+    from iop.edge.requests.provider_settings import ProviderSettings
     from iop.observability.logs import RequestOutcome
 
 __all__ = ["Dispatched", "Outline", "State", "lingers"]
 
-log = logging.getLogger("iop.edge.dispatched")
+log = logging.getLogger("iop.edge.requests.attempts")
 
 MAX_REFUSALS = 100  # of one request by nodes; an honest node's slots are held by somebody and waited for
 #: What a stall's terminal that the edge has validated gets, and no other (HEALTH-1).
@@ -292,7 +293,7 @@ class Dispatched(ABC):
 
     def _attempt_failed(self, failure: m.ExecutionFailure) -> m.ProviderHealth | None:
         """What a failed attempt leaves behind: a note and, of a stall, evidence, which has to count before the slot is
-        anybody's again. Answers as :meth:`iop.edge.health.Health.stall_reported` does."""
+        anybody's again. Answers as :meth:`iop.edge.nodes.health.Health.stall_reported` does."""
         health, said = None, evidence(failure)
         if failure.code is m.ErrorCode.RESPONSE_STALLED and self.lease is not None and self._leased:
             health = self._dispatcher.nodes.health.stall_reported(self.lease, failure)

@@ -6,43 +6,45 @@ them behind the rest, as the pool demands; so there is no recursion however long
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from iop.edge.recovery import Limits
-from iop.edge.trace import Trace
-from iop.errors import ShuttingDown
+from iop.edge.nodes.server import NodeServer
+from iop.edge.requests.provider_settings import ProviderSettings
+from iop.edge.requests.retry import Limits
+from iop.edge.requests.trace import Trace, Traced
+from iop.errors import IopError, ShuttingDown
 from iop.execution import POSSIBLE_TOKENS, possible
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S, Timer
-from iop.observability.events import EventBus, RunEnded, RunStarted
+from iop.observability.events import EventBus, RunEnded
 from iop.observability.logs import RequestOutcome, Sink
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.lease import Action, Actions, Granted, Lease, Refused
 from iop.pool.pool import Pool
 from iop.wire import limits
+from iop.wire import messages as m
 
 if TYPE_CHECKING:
     from iop._fast.relay import Tokens
-    from iop.edge.nodes import NodeServer
-    from iop.edge.request import ClientRequest
-    from iop.edge.runs import EdgeRun
 
-__all__ = ["Dispatcher", "ProviderSettings"]
+__all__ = ["Dispatcher", "TicketOwner"]
 
 _MOST = POSSIBLE_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSettings:
-    """What travels with a request to its provider (LIVE-1), and what its kind implies."""
+class TicketOwner(Traced, Protocol):
+    """A client's request or a run, which hears what the pool decides about its ticket."""
 
-    response_stall_timeout_ms: int
-    first_response_timeout_ms: int | None
-    stores_responses: bool
+    def granted(self, lease: Lease) -> None: ...
+
+    def refused(self, error: IopError) -> None: ...
+
+    def revoked(self, lease: Lease, error: IopError) -> None: ...
+
+    def stop(self, error: IopError, reason: m.CancelReason = ...) -> None:
+        """The edge gives it up, for this reason."""
 
 
 class Dispatcher:
@@ -71,7 +73,7 @@ class Dispatcher:
         self.recovery = Limits()
         self.keepalive_s = 15.0  # 0: no keepalives
         self.count_principals = False  # counters carry the principal (metrics.principals)
-        self.live: set[ClientRequest | EdgeRun] = set()
+        self.live: set[TicketOwner] = set()
         self.direct_runs = 0
         self.trace = Trace()
         self.events = events or EventBus()
@@ -127,13 +129,13 @@ class Dispatcher:
 
     @staticmethod
     def _carry_out(action: Action) -> None:
-        request: ClientRequest | EdgeRun = action.ticket.owner
+        owner: TicketOwner = action.ticket.owner
         if isinstance(action, Granted):
-            request.granted(action.lease)
+            owner.granted(action.lease)
         elif isinstance(action, Refused):
-            request.refused(action.error)
+            owner.refused(action.error)
         else:
-            request.revoked(action.lease, action.error)
+            owner.revoked(action.lease, action.error)
 
     # ---- what is told (OBS-3) ----------------------------------------------------------------------------------------
 
@@ -141,15 +143,6 @@ class Dispatcher:
         # Swapped rather than asked for at each request: without a listener the bus costs the end of a request nothing.
         self.watched = watched
         self.outcome = self._tell_outcome if watched else self.sink.outcome
-
-    def run_started(self, request: ClientRequest, lease: Lease) -> None:
-        """A request has left for its provider. Called while somebody listens only."""
-        self.events.publish(
-            RunStarted(
-                time.time(), request.request_id, request.endpoint.name, request.group_id, lease.node_id,
-                lease.provider_id, request.attempts, request.intake.streaming,
-            )
-        )  # fmt: skip
 
     def _tell_outcome(self, record: RequestOutcome) -> None:
         self.sink.outcome(record)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from iop.config.auto import KINDS, Asks, Found, Server, asks, fill_in, matches
 from iop.config.edge import EdgeConfig
 from iop.config.fields import is_model_name
-from iop.edge.reload import Prepared, Reloaded
+from iop.edge.settings.reload import Prepared, Reloaded
 from iop.errors import IopError
 from iop.net.loop import Runtime
 from iop.wire import messages as m
 
 __all__ = ["Discovery"]
 
-log = logging.getLogger("iop.edge.discovery")
+log = logging.getLogger("iop.edge.settings.discovery")
 
 PAUSE_S = 1.0
 TOLD = 100  # names in one log line

@@ -18,14 +18,14 @@ from typing import Any
 from iop.config.edge import HttpSection
 from iop.config.keys import KeyRules
 from iop.config.keysfile import Reading, Signature, Text, check_keys, conflicts, look, parse, read_text
-from iop.edge.keys import Key, Keyring, KeySpec
+from iop.edge.keys.limits import Key, Keyring, KeySpec
 from iop.errors import ConfigError
 from iop.net.loop import Runtime
 from iop.net.wheel import Timer
 
 __all__ = ["Found", "Keychain"]
 
-log = logging.getLogger("iop.edge.keys")
+log = logging.getLogger("iop.edge.keys.limits")
 
 LOOK_S = 1.0
 READ_S = 30.0

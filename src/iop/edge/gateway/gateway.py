@@ -6,12 +6,12 @@ once its body is complete, or dropped because the client left before that.
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from iop.edge.api.body import Intake, form_of, require_plain_query
+from iop.edge.api.cors import Cors
 from iop.edge.api.errors import error_body, error_headers
+from iop.edge.api.models import ModelInfo, model_id, one_model, some_models
 from iop.edge.api.routes import (
     MODELS,
     OLLAMA_PREFIX,
@@ -25,11 +25,11 @@ from iop.edge.api.routes import (
     page_of,
     shaped,
 )
-from iop.edge.cors import Cors
-from iop.edge.dispatch import Dispatcher
-from iop.edge.intake import Intake, form_of, require_plain_query
-from iop.edge.keys import ANONYMOUS, Key
-from iop.edge.request import ClientRequest
+from iop.edge.gateway.access import Access
+from iop.edge.gateway.pages import JSON, answer_health, request_id_field, require_reading
+from iop.edge.keys.limits import ANONYMOUS, Key
+from iop.edge.requests.client_request import ClientRequest
+from iop.edge.requests.dispatcher import Dispatcher
 from iop.errors import (
     IopError,
     MethodNotAllowed,
@@ -43,40 +43,12 @@ from iop.errors import (
 )
 from iop.ids import new_request_id
 from iop.net.http.exchange import Exchange
-from iop.net.http.local import origin_of, require_local
+from iop.net.http.local import origin_of
 
-__all__ = ["Access", "Front", "ModelInfo", "answer_health"]
-
-_JSON = b"content-type: application/json\r\n"
-_READING = (b"GET", b"HEAD")
+__all__ = ["Gateway"]
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may ask (API-4). ``keys`` maps the SHA-256 of a good key to it. One of them is asked for unless
-    ``anonymous``, even if there is none.
-
-    ``local_only``: without keys the edge serves loopback, and then a browser page of another origin must not reach it
-    through a name that resolves there (DNS rebinding). ``cors``: the origins whose pages may read answers, if any.
-    ``more_paths``: what they may ask for beside the known endpoints (API-6b).
-    """
-
-    keys: Mapping[bytes, Key]
-    anonymous: bool
-    local_only: bool
-    cors: Cors | None = None
-    more_paths: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """One model group as clients see it."""
-
-    group_id: str
-    request_timeout_s: float
-
-
-class Front:
+class Gateway:
     """The server's App. ``models`` maps every name that clients may use, aliases included, to its group."""
 
     def __init__(
@@ -91,7 +63,7 @@ class Front:
         may_come: Callable[[str], bool],
     ) -> None:
         self._dispatcher = dispatcher
-        self.let_in(access)
+        self.set_access(access)
         self._models = models
         self._max_body_bytes = max_body_bytes
         self._started_at = started_at
@@ -100,12 +72,12 @@ class Front:
 
     def configure(self, access: Access, models: Mapping[str, ModelInfo], max_body_bytes: int) -> None:
         """From here on these count; requests whose head was read keep who they are and what they may send (CONF-2)."""
-        self.let_in(access)
+        self.set_access(access)
         self._models = models
         self._max_body_bytes = max_body_bytes
 
-    def let_in(self, access: Access) -> None:
-        """From here on these may ask."""
+    def set_access(self, access: Access) -> None:
+        """Replace the access rules; those of the keys file may have changed."""
         self._access = access
         self._endpoints = endpoints(access.more_paths)
 
@@ -124,7 +96,9 @@ class Front:
             if endpoint.name == "other":
                 form = form_of(head)
                 endpoint = shaped(endpoint, self._shape(ex, None))
-            key = self._key(ex)
+            if not self._ready():
+                raise ShuttingDown
+            key = self._access.key(head)
             if key is not ANONYMOUS:
                 ex.principal = key.principal
             if head.query:
@@ -224,18 +198,20 @@ class Front:
             return
         page = page_of(head.path) if endpoint is None else None
         if page is not None and page.keyless:
-            _require_reading(ex)
-            answer_health(ex, self._ready(), _named())
+            require_reading(ex)
+            answer_health(ex, self._ready(), request_id_field())
             return
-        key = self._key(ex)
+        if not self._ready():
+            raise ShuttingDown
+        key = self._access.key(head)
         if endpoint is not None:
             if endpoint.name == "responses" and (head.get(b"upgrade") or b"").lower() == b"websocket":
                 raise UpgradeRequired  # Codex tries that first, and goes over to HTTP at once on this answer alone
             raise MethodNotAllowed(WRITE)
         if page is None:
             raise RouteNotFound(not_there(head.path))
-        _require_reading(ex)
-        ex.respond(200, _JSON + _named(), self._page(ex, page, key))
+        require_reading(ex)
+        ex.respond(200, JSON + request_id_field(), self._page(ex, page, key))
 
     def _page(self, ex: Exchange, page: Page, key: Key) -> bytes:
         """Raises ModelNotFound or InvalidRequest."""
@@ -243,8 +219,6 @@ class Front:
             from iop.edge.api.openapi import openapi
 
             return openapi(self._access.more_paths)
-        from iop.edge.api.models import model_id, one_model, some_models
-
         shape = self._shape(ex, None)
         if page is MODELS:
             names = [name for name, info in self._models.items() if key.may_use(name, info.group_id)]
@@ -267,62 +241,8 @@ class Front:
         else:
             raise RouteNotFound(not_there(path))
         if self._access.anonymous and self._access.local_only:
-            self._require_local(ex)
-        block = b"allow: %b\r\n%b" % (allow.encode("ascii"), _named())
+            self._access.require_local(ex.head)
+        block = b"allow: %b\r\n%b" % (allow.encode("ascii"), request_id_field())
         if b"access-control-allow-origin" in ex.more_fields and b"access-control-request-method" in first:
             block += Cors.preflight(allow, first.get(b"access-control-request-headers"))
         ex.respond(204, block, b"")
-
-    # ---- access ------------------------------------------------------------------------------------------------------
-
-    def _key(self, ex: Exchange) -> Key:
-        """Whose request it is. Raises Unauthorized, Forbidden or ShuttingDown."""
-        if not self._ready():
-            raise ShuttingDown
-        access = self._access
-        head = ex.head
-        if access.anonymous:
-            if access.local_only:
-                if b"origin" in head.fields.first:
-                    self._require_local(ex)
-                else:
-                    require_local(head.host, None)
-            return ANONYMOUS
-        # One credential, in either field or the same in both; a hash as the look-up key makes its timing harmless.
-        repeated, first = head.fields.repeated, head.fields.first
-        if b"authorization" not in repeated and b"x-api-key" not in repeated:
-            value = first.get(b"x-api-key")
-            bearer = first.get(b"authorization")
-            if bearer is not None and bearer[:7].lower() == b"bearer ":
-                token = bearer[7:].strip()
-                value = token if value is None or value == token else None
-            key = access.keys.get(hashlib.sha256(value).digest()) if value is not None else None
-            if key is not None and (key.expires_at is None or time.time() < key.expires_at):
-                return key
-        raise Unauthorized
-
-    def _require_local(self, ex: Exchange) -> None:
-        """Raises Forbidden. An origin that the configuration names is not a foreign one."""
-        head, cors = ex.head, self._access.cors
-        origin = origin_of(head)
-        require_local(head.host, None if cors is not None and cors.names(origin) else origin)
-
-
-def _named() -> bytes:
-    """The field that every answer has."""
-    return b"x-request-id: %b\r\n" % new_request_id().encode()
-
-
-def answer_health(ex: Exchange, ready: bool, fields: bytes = b"") -> None:
-    """``/readyz`` tells whether the edge takes requests, any other path that it is there."""
-    if ex.head.path == b"/":
-        ex.respond(200, _JSON + fields, b'{"service":"iop"}')
-    elif ready or ex.head.path != b"/readyz":
-        ex.respond(200, _JSON + fields, b'{"status":"ok"}')
-    else:
-        ex.respond(503, _JSON + fields + b"retry-after: 5\r\n", b'{"status":"draining"}')
-
-
-def _require_reading(ex: Exchange) -> None:
-    if ex.head.method not in _READING:
-        raise MethodNotAllowed(READ)

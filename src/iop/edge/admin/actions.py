@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from iop.edge import trace
-from iop.edge.trace import Outline, Record
+from iop.edge.requests import trace
+from iop.edge.requests.trace import Outline, Record
 from iop.errors import InvalidRequest, NotThere, RequestCancelled
 from iop.wire.limits import MAX_NAME_CHARS
 from iop.wire.messages import CancelReason
 
 if TYPE_CHECKING:
-    from iop.edge.commands import Done
-    from iop.edge.dispatch import Dispatcher
-    from iop.edge.dispatched import Dispatched
+    from iop.edge.nodes.commands import Done
+    from iop.edge.requests.dispatcher import Dispatcher, TicketOwner
     from iop.pool.lease import Ticket
 
 __all__ = ["Operator"]
@@ -79,7 +78,7 @@ class Operator:
     def _cancel(self, request_id: str) -> dict[str, Any]:
         for request in self._dispatcher.live:
             if request.request_id == request_id:
-                state = request.state.value
+                state = request.outline().state
                 request.stop(RequestCancelled("an operator cancelled this request"), CancelReason.OPERATOR)
                 return {"request_id": request_id, "state": state}
         raise NotThere(f"no request {request_id[:64]!r} is going on; `iop-edge requests` lists those that are")
@@ -90,7 +89,7 @@ class Operator:
         Raises NotThere."""
         d = self._dispatcher
         live = next((request for request in d.live if request.request_id == request_id), None)
-        found: Dispatched | Record | None = live or d.trace.find(request_id)
+        found: TicketOwner | Record | None = live or d.trace.find(request_id)
         by_client = found is None and bool(request_id)
         if by_client:
             of_client = (request for request in d.live if request.client_request_id == request_id)
@@ -103,7 +102,7 @@ class Operator:
         page = trace.page(found) if isinstance(found, Record) else self._live(found)
         return page | {"found_by": "client_request_id"} if by_client else page
 
-    def _live(self, request: Dispatched) -> dict[str, Any]:
+    def _live(self, request: TicketOwner) -> dict[str, Any]:
         d, ticket = self._dispatcher, request.ticket
         page = trace.live(request, d.runtime.loop.time())
         if ticket is not None and ticket.waiting:
@@ -112,7 +111,7 @@ class Operator:
 
     def ollama(self, provider_id: str, path: str, model: str, done: Done) -> None:
         """Ask an Ollama server what it has, runs or knows of a model: what its node lets pass (EXEC-8). Raises
-        InvalidRequest, or what :meth:`iop.edge.nodes.NodeServer.ask_ollama` raises."""
+        InvalidRequest, or what :meth:`iop.edge.nodes.server.NodeServer.ask_ollama` raises."""
         shows = path == "/api/show"
         if shows is not bool(model) or len(model) > MAX_NAME_CHARS:
             raise InvalidRequest("/api/show needs a ?model=, and no other path takes one", param="model")

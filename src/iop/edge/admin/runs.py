@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import msgspec
 
 from iop._fast.out import Writer
+from iop.edge.admin.event_stream import message
 from iop.edge.api.errors import error_object
-from iop.edge.dispatch import Dispatcher
-from iop.edge.feed import message
-from iop.edge.runs import EdgeRun, RunResult, RunSpec, submit_run
+from iop.edge.requests.dispatcher import Dispatcher
+from iop.edge.requests.normalized_run import EdgeRun, RunResult, RunSpec, submit_run
 from iop.errors import InvalidRequest, RequestCancelled
 from iop.net.http.exchange import Exchange
 from iop.wire import messages as m

@@ -9,17 +9,14 @@ A page is made of them when somebody asks.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from iop.edge.requests.provider_settings import ProviderSettings
 from iop.observability.logs import RequestOutcome
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.pool.pool import Pool
 from iop.pool.standings import SHOWN, Standing, Standings, Stood, spelled_out
 from iop.wire import messages as m
-
-if TYPE_CHECKING:
-    from iop.edge.dispatch import ProviderSettings
-    from iop.edge.dispatched import Dispatched
 
 __all__ = [
     "MAX_CANDIDATES",
@@ -30,6 +27,7 @@ __all__ = [
     "Outline",
     "Record",
     "Trace",
+    "Traced",
     "candidates",
     "evidence",
     "live",
@@ -50,7 +48,7 @@ Note = tuple[float, str, dict[str, Any]]
 AtOnce = tuple[float, Stood]
 
 #: The bounds of a request's time: of all of it, in the queue, and what its provider was last given (None: nobody yet).
-Clocks = tuple[float, float, "ProviderSettings | None"]
+Clocks = tuple[float, float, ProviderSettings | None]
 
 
 class Outline(NamedTuple):
@@ -65,6 +63,35 @@ class Outline(NamedTuple):
     provider: str
     attempts: int
     accepted_at: float
+
+
+class Traced(Protocol):
+    """A request that is going on, as far as its trace shows it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def client_request_id(self) -> str: ...
+
+    @property
+    def ticket(self) -> Ticket | None: ...
+
+    @property
+    def lease(self) -> Lease | None: ...
+
+    @property
+    def sent_at(self) -> float: ...
+
+    @property
+    def at_once(self) -> AtOnce | None: ...
+
+    @property
+    def notes(self) -> list[Note] | None: ...
+
+    def clocks(self) -> Clocks: ...
+
+    def outline(self) -> Outline: ...
 
 
 class Record(NamedTuple):
@@ -211,7 +238,7 @@ def page(record: Record) -> dict[str, Any]:
     }
 
 
-def live(request: Dispatched, now: float) -> dict[str, Any]:
+def live(request: Traced, now: float) -> dict[str, Any]:
     """The same of a request that is going on; ``now`` is the loop's time."""
     outline = request.outline()
     since = outline.accepted_at
@@ -228,7 +255,7 @@ def live(request: Dispatched, now: float) -> dict[str, Any]:
     }
 
 
-def _granted(of: Record | Dispatched, since: float) -> list[dict[str, Any]]:
+def _granted(of: Record | Traced, since: float) -> list[dict[str, Any]]:
     """The first step of a request that did not wait."""
     if of.at_once is None:
         return []
@@ -236,7 +263,7 @@ def _granted(of: Record | Dispatched, since: float) -> list[dict[str, Any]]:
     return [_step((at - since) * 1000, "granted", _told_of(spelled_out(stood)))]
 
 
-def _steps(of: Record | Dispatched, since: float, told: RequestOutcome | Outline) -> list[dict[str, Any]]:
+def _steps(of: Record | Traced, since: float, told: RequestOutcome | Outline) -> list[dict[str, Any]]:
     """Notes are in order by themselves. The start of the last attempt is put between them by what it must come before,
     since the loop's time stands still for a millisecond and longer. A run that went past the pool has no lease, but is
     ``told`` where it is."""

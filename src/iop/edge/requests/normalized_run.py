@@ -2,7 +2,7 @@
 
 A *direct* run names a node, or has the only connected one, an adapter and a target; it bypasses admission, and the
 node's own gate is what bounds it (EXEC-3). A *queued* run names a model and waits for a lease like any request; its
-ways through the pool are those of :mod:`iop.edge.dispatched`.
+ways through the pool are those of :mod:`iop.edge.requests.attempts`.
 
 A listener hears the run's events in order and then, exactly once, how it ended. What its node says is checked against
 the same rule as the events of an adapter are on the node: nothing follows a terminal, and nothing comes before the
@@ -22,10 +22,10 @@ from iop._fast.out import Writer
 from iop._fast.runs import RunSink
 from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched, lingers
-from iop.edge.headers import rest_of
-from iop.edge.recovery import ELIGIBLE, REFUSED_STATUSES
-from iop.edge.trace import Outline
+from iop.edge.api.headers import rest_of
+from iop.edge.requests.attempts import CANCELLING, DONE, OPEN, SENT, Dispatched, lingers
+from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES
+from iop.edge.requests.trace import Outline
 from iop.errors import (
     InternalError,
     InvalidArgument,
@@ -47,11 +47,11 @@ from iop.wire import messages as m
 from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
-    from iop.edge.dispatch import Dispatcher
+    from iop.edge.requests.dispatcher import Dispatcher
 
 __all__ = ["EdgeRun", "RunListener", "RunResult", "RunSpec", "submit_run"]
 
-log = logging.getLogger("iop.edge.runs")
+log = logging.getLogger("iop.edge.requests.normalized_run")
 
 API = "runs"
 MAX_OPTIONS_BYTES = 64 * 1024  # they travel in the opening; what is long is the input

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from iop.edge.commands import Commands
+from iop.edge.nodes.commands import Commands
 from iop.errors import IopError, NodeDisconnected
 from iop.execution.failure import HealthReason, ListFault
 from iop.net.wheel import Timer, Wheel
@@ -40,7 +40,7 @@ from iop.wire import messages as m
 
 __all__ = ["Health"]
 
-log = logging.getLogger("iop.edge.health")
+log = logging.getLogger("iop.edge.nodes.health")
 
 ANSWER_S = 15.0  # for a node's probe, which has a shorter clock of its own
 ASKED_AT_ONCE = 16  # questions under way on one link: others have commands too

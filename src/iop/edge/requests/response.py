@@ -14,15 +14,15 @@ from iop._fast.relay import ClientStream
 from iop._fast.sse import EVENT_ID, FINISH
 from iop.edge.api.errors import error_body, error_event, error_headers, provider_event
 from iop.edge.api.routes import Endpoint, Shape
-from iop.edge.dispatched import CANCELLING, DONE, OPEN, SENT, Dispatched
-from iop.edge.recovery import OwnAnswer
+from iop.edge.requests.attempts import CANCELLING, DONE, OPEN, SENT, Dispatched
+from iop.edge.requests.retry import OwnAnswer
 from iop.errors import IopError
 from iop.net.http.exchange import Exchange
 from iop.wire.messages import EventDialect
 
 if TYPE_CHECKING:
-    from iop.edge.dispatch import Dispatcher
-    from iop.edge.keys import Permit
+    from iop.edge.keys.limits import Permit
+    from iop.edge.requests.dispatcher import Dispatcher
 
 __all__ = ["Answered"]
 

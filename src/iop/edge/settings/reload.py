@@ -16,7 +16,7 @@ from typing import Any
 
 from iop.config.diff import Change
 from iop.config.edge import EdgeConfig
-from iop.edge.keychain import Found
+from iop.edge.keys.keyring import Found
 from iop.errors import ConfigError, InternalError, IopError, Overloaded, ShuttingDown
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
@@ -26,7 +26,7 @@ from iop.wire import messages as m
 
 __all__ = ["Prepared", "Reloaded", "Reloader"]
 
-log = logging.getLogger("iop.edge.reload")
+log = logging.getLogger("iop.edge.settings.reload")
 
 MAX_ASKERS = 256
 READ_S = 30.0

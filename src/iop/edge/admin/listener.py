@@ -14,13 +14,13 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from iop.edge.admin.actions import Operator
+from iop.edge.admin.event_stream import Feed, wanted_of
+from iop.edge.admin.runs import RunFeed
 from iop.edge.api.errors import error_body, error_headers
 from iop.edge.api.routes import Shape
-from iop.edge.feed import Feed, wanted_of
-from iop.edge.front import answer_health
-from iop.edge.operator import Operator
-from iop.edge.reload import Reloaded
-from iop.edge.rundesk import RunFeed
+from iop.edge.gateway.pages import answer_health
+from iop.edge.settings.reload import Reloaded
 from iop.errors import (
     ConfigError,
     Forbidden,

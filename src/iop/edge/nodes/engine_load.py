@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iop.edge.commands import Commands
+from iop.edge.nodes.commands import Commands
 from iop.errors import IopError
 from iop.wire import messages as m
 

@@ -12,18 +12,29 @@ begin again with the next, so a higher number means nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.edge.nodes import NodeServer
+    from iop.observability.metrics import EdgeMetrics
     from iop.wire.session import EdgeSession
 
 __all__ = ["ConfigState"]
 
 REFRESH_S = 60.0  # for a node's answer to a configuration
+
+
+class Configurations(Protocol):
+    """What all nodes are to have, and what they did not take last."""
+
+    payloads: Mapping[str, m.NodeConfigPayload]
+    refusals: dict[str, dict[str, Any]]
+    metrics: EdgeMetrics
+
+    @property
+    def now(self) -> float: ...
 
 
 class ConfigState:
@@ -32,7 +43,7 @@ class ConfigState:
 
     __slots__ = ("_due_at", "_log", "_server", "_session", "applied", "node_id", "rejected", "sent")
 
-    def __init__(self, server: NodeServer, session: EdgeSession, log: Callable[..., None]) -> None:
+    def __init__(self, server: Configurations, session: EdgeSession, log: Callable[..., None]) -> None:
         self._server = server
         self._session = session
         self._log = log

@@ -8,10 +8,11 @@ from typing import Any
 
 from iop.config.auto import Asks
 from iop.config.edge import EdgeConfig, HttpSection, NodeEntry, ProviderEntry
-from iop.edge.cors import Cors
-from iop.edge.dispatch import ProviderSettings
-from iop.edge.front import Access, ModelInfo
-from iop.edge.keys import Key
+from iop.edge.api.cors import Cors
+from iop.edge.api.models import ModelInfo
+from iop.edge.gateway.access import Access
+from iop.edge.keys.limits import Key
+from iop.edge.requests.provider_settings import ProviderSettings
 from iop.errors import ConfigError
 from iop.net.http.exchange import ServerLimits
 from iop.pool.evidence import Known, ProviderKey

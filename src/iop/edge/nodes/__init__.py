@@ -1,0 +1,1 @@
+"""Node connections: registration, configuration, commands, health and engine load (REG)."""
