@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from iop.net.loop import Runtime
-from iop.node.engines import Engines
-from iop.node.probe import probe
-from iop.node.provider import Allowance, Provider
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.engine_load import Engines
+from iop.node.providers.probe import probe
+from iop.node.providers.provider import Provider
 from iop.wire import messages as m
 from tests.clients.conftest import Llama
 from tests.support.aio import async_test

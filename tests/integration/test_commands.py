@@ -13,10 +13,10 @@ import pytest
 
 from iop.edge.nodes.connection import NodeLink
 from iop.errors import IopError
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.commands import MAX_RUNNING, Commands
-from iop.node.provider import Allowance
+from iop.node.commands.runner import MAX_RUNNING, Commands
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink.agent import Agent
 from iop.observability.metrics import NodeMetrics
 from iop.wire import messages as m
 from tests.support.aio import async_test, until
@@ -124,7 +124,7 @@ async def test_what_the_engines_say_comes_with_the_transport_status() -> None:
 @pytest.mark.req("EXEC-8")
 @async_test()
 async def test_an_engine_that_is_silent_or_odd_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iop.node.engines.ENGINE_S", 0.3)
+    monkeypatch.setattr("iop.node.providers.engine_load.ENGINE_S", 0.3)
 
     def answer(call: Call) -> None:
         if call.path.endswith(b"/metrics"):

@@ -17,7 +17,7 @@ import yaml
 import iop
 from iop.cli.program import Exit
 from iop.config.edge import EdgeConfig, without_effect
-from iop.node.supervisor_policy import EXIT_CODES
+from iop.node.uplink.reconnect import EXIT_CODES
 from tests.support.aio import async_test
 from tests.support.deploy import (
     DEPLOY,

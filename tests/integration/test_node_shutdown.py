@@ -17,9 +17,9 @@ from iop.edge.app import Edge
 from iop.net import loop as net_loop
 from iop.net.loop import Runtime
 from iop.node import app
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.commands import Commands
+from iop.node.commands.runner import Commands
+from iop.node.providers.registry import Backends
+from iop.node.uplink.agent import Agent
 from iop.store.runs import RunStore
 from iop.wire import messages as m
 from tests.integration.test_contained_fault import CHAT, TOKEN, Quiet, configured

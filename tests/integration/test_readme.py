@@ -13,7 +13,7 @@ from iop.cli.program import Exit
 from iop.config.load import load_edge, load_node, parse_edge
 from iop.edge.api.routes import ROUTES
 from iop.errors import IopError
-from iop.node.supervisor_policy import EXIT_CODES
+from iop.node.uplink.reconnect import EXIT_CODES
 from iop.observability.metrics import EdgeMetrics, NodeMetrics
 from tests.support.aio import async_test
 from tests.support.http import Client, chat, post

@@ -14,10 +14,10 @@ import pytest
 
 from iop._fast import frame
 from iop.net.loop import Runtime
-from iop.node import supervisor
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
-from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink import supervisor
+from iop.node.uplink.reconnect import ReconnectPolicy, SupervisorPolicy
 from iop.observability.metrics import NodeMetrics
 from iop.wire import codec, limits
 from iop.wire import messages as m

@@ -18,7 +18,7 @@ import pytest
 
 from iop.config.edge import HealthSection
 from iop.execution.failure import HealthReason
-from iop.node.lingering import ASK_S, BOUND_S
+from iop.node.providers.lingering import ASK_S, BOUND_S
 from iop.pool.overlay import LAST_ASK_S
 from iop.pool.pool import MAX_REST_S
 from tests.support.aio import async_test, until_seen

@@ -20,13 +20,13 @@ from iop.config.fields import Context
 from iop.edge import app
 from iop.execution.gate import CapacityGate, Slot, SlotState
 from iop.net.loop import Runtime
-from iop.node import backends as backends_module
-from iop.node import supervisor as supervisor_module
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
-from iop.node.supervisor import Supervisor
-from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
+from iop.node.providers import registry as backends_module
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink import supervisor as supervisor_module
+from iop.node.uplink.agent import Agent
+from iop.node.uplink.reconnect import ReconnectPolicy, SupervisorPolicy
+from iop.node.uplink.supervisor import Supervisor
 from iop.observability.metrics import NodeMetrics
 from iop.wire import limits
 from tests.simulation.kernel import Loop

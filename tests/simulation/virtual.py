@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from iop.net.loop import Runtime
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink.agent import Agent
 from iop.observability.metrics import NodeMetrics
 from iop.wire import codec, limits
 from iop.wire import messages as m

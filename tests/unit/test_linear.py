@@ -79,12 +79,12 @@ PUMPED: dict[str, list[tuple[bytes, bytes, bytes]]] = {
     "net.http.client._PATH": [(b"", b"/", b"!"), (b"/", b"a", b"\n"), (b"", b"/a", b"?")],
     "net.http.head._HOST": [(b"", b"%41", b"%"), (b"[", b":", b""), (b"[::%", b"a", b""), (b"a", b".", b":")],
     "net.http.local._ORIGIN": [(b"a", b"+", b":"), (b"a://", b"a", b"!"), (b"a://[", b":", b"")],
-    "node.adapters.vllm._SERIES": [
+    "node.providers.kinds.vllm._SERIES": [
         (b"vllm:num_requests_running{", b"}", b""),
         (b"", b"vllm:num_requests_running{\n", b""),
         (b"vllm:num_requests_running{", b"} ", b""),
     ],
-    "node.provider._PATH": [(b"/", b"a", b" ")],
+    "node.providers.provider._PATH": [(b"/", b"a", b" ")],
 }
 #: Read by the owner of a program alone, who may be slow to himself.
 OWN = ("cli.", "config.")
@@ -141,7 +141,7 @@ def test_expressions_are_linear(name: str) -> None:
 
 
 #: Looked for in a text; the others are matched from one place.
-SEARCHED = ("tls.certificate._PEM", "edge.keys.limits._RATES", "node.adapters.vllm._SERIES")
+SEARCHED = ("tls.certificate._PEM", "edge.keys.limits._RATES", "node.providers.kinds.vllm._SERIES")
 
 
 def _matched(pattern: re.Pattern[bytes] | re.Pattern[str], data: bytes) -> Callable[[], object]:

@@ -10,12 +10,12 @@ from iop.config.node import NodeConfig
 from iop.net import loop as net_loop
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
-from iop.node.supervisor import Supervisor
-from iop.node.supervisor_policy import ReconnectPolicy, SupervisorPolicy
-from iop.node.trust import Trust
-from iop.node.watch import watch_listener
+from iop.node.metrics_listener import watch_listener
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink.reconnect import ReconnectPolicy, SupervisorPolicy
+from iop.node.uplink.supervisor import Supervisor
+from iop.node.uplink.trust import Trust
 from iop.observability import logs
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iop.node.adapters import ADAPTERS, Figures
+from iop.node.providers.kind import Figures
+from iop.node.providers.kinds import ADAPTERS
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

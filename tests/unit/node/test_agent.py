@@ -12,9 +12,9 @@ import pytest
 
 from iop.execution.gate import Slot
 from iop.net.loop import Runtime
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.registry import Backends
+from iop.node.uplink.agent import Agent
 from iop.observability.metrics import NodeMetrics
 from iop.wire import codec
 from iop.wire import messages as m

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from iop.net.loop import Runtime
-from iop.node import backends as backends_module
-from iop.node.adapters.echo import EchoServer
-from iop.node.backends import Backends
-from iop.node.provider import Allowance
+from iop.node.providers import registry as backends_module
+from iop.node.providers.allowance import Allowance
+from iop.node.providers.kinds.echo import EchoServer
+from iop.node.providers.registry import Backends
 from iop.wire import codec, limits
 from iop.wire import messages as m
 from tests.support.aio import async_test, until

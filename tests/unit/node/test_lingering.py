@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iop.node.lingering import ASK_S, BOUND_S
+from iop.node.providers.lingering import ASK_S, BOUND_S
 from iop.wire import messages as m
 from tests.simulation.virtual import DELTA, JSON_HEAD, SSE_HEAD, Served, VirtualNode, chunk
 

@@ -10,7 +10,7 @@ import pytest
 from iop.errors import InvalidArgument
 from iop.execution.events import RunEvent, RunEventKind
 from iop.execution.usage import Usage
-from iop.node.adapters.normal import Reader, request_body
+from iop.node.providers.chat_form import Reader, request_body
 
 K = RunEventKind
 

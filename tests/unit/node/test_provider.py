@@ -10,7 +10,8 @@ import pytest
 from iop.errors import Forbidden, InvalidArgument, IopError
 from iop.net.http.client import Origin
 from iop.net.loop import Runtime
-from iop.node.provider import Allowance, Provider, ProviderRejected, check_path
+from iop.node.providers.allowance import Allowance, ProviderRejected
+from iop.node.providers.provider import Provider, check_path
 from iop.wire import messages as m
 from tests.support.aio import async_test
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from iop._fast import frame
-from iop.node.call import ProviderCall
+from iop.node.calls.call import ProviderCall
 from iop.wire import messages as m
 from tests.simulation.virtual import BODY, DELTA, JSON_HEAD, LAST, SSE_HEAD, Call, Served, VirtualNode, chunk
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iop.errors import InvalidArgument, InvalidTransition
-from iop.node.supervisor_policy import (
+from iop.node.uplink.reconnect import (
     EXIT_CODES,
     JITTER,
     MIN_DELAY_S,

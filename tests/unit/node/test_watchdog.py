@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iop.execution.failure import LivenessClassification, ProviderHealth
-from iop.node.watchdog import INTERVALS, Do, Phase, Watchdog
+from iop.node.calls.watchdog import INTERVALS, Do, Phase, Watchdog
 
 AVAILABLE, UNAVAILABLE, UNKNOWN = ProviderHealth
 

@@ -1,8 +1,9 @@
 """One look at a provider, beside its runs: can it serve this target now? (LIVE-5, LIVE-7, HEALTH-5, HEALTH-7, HEALTH-8)
 
-What is asked stands with each kind of provider (:mod:`iop.node.adapters.questions`); a configured ``health.path`` takes
-its place. Every question has a connection of its own, takes no slot and waits behind nothing; all of them together have
-one bound in time. Where the engine must not be asked often, its last answer counts while it rests (TUN-5d).
+What is asked stands with each kind of provider (:mod:`iop.node.providers.questions`); a configured ``health.path``
+takes its place. Every question has a connection of its own, takes no slot and waits behind nothing; all of them
+together have one bound in time. Where the engine must not be asked often, its last answer counts while it rests
+(TUN-5d).
 
 How the answers read depends on why the target or its provider is lowered at the edge, if it is: what lowered it has to
 be over, and nothing else. A server that takes connections and says nothing until the bound is ``unavailable``: that is
@@ -20,13 +21,13 @@ from typing import NamedTuple
 from iop.errors import IopError, ProviderConnectionLost, ProviderUnreachable
 from iop.execution.failure import HealthReason, ListFault, ProviderHealth
 from iop.net.http.fetch import AnswerTooLarge
-from iop.node.adapters.questions import ABSENT, Said, names_in
-from iop.node.engines import Engines
-from iop.node.provider import Provider
+from iop.node.providers.engine_load import Engines
+from iop.node.providers.provider import Provider
+from iop.node.providers.questions import ABSENT, Said, names_in
 
 __all__ = ["BOUND_S", "Finding", "Look", "look", "probe"]
 
-log = logging.getLogger("iop.node.probe")
+log = logging.getLogger("iop.node.providers.probe")
 
 BOUND_S = 3.0  # of a probe whose terminal waits for it, and of any whose provider has no setting (LIVE-5)
 LATE_S = 1.0  # a probe that ends so long after its bound: the node's loop did not run, and silence proves nothing

@@ -1,8 +1,8 @@
 """One normalized run on the node: an adapter's request to its provider, the answer as ordered events (EXEC-1, EXEC-2).
 
-What becomes of the call is :mod:`iop.node.call`'s; here its input is gathered, and the answer read. Events leave under
-credit; when it is used up, reading from the provider stops (WIRE-5). The terminal is sent when the call is over, so
-that the slot is free by then.
+What becomes of the call is :mod:`iop.node.calls.call`'s; here its input is gathered, and the answer read. Events leave
+under credit; when it is used up, reading from the provider stops (WIRE-5). The terminal is sent when the call is over,
+so that the slot is free by then.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from iop.execution.gate import Slot
 from iop.execution.terminal import TerminalRule
 from iop.net.http.events import EventReader
 from iop.net.http.head import ResponseHead
-from iop.node.call import BODY, CLOSING, DONE, ProviderCall
-from iop.node.provider import Provider
-from iop.node.report import event_on_wire, on_wire
+from iop.node.calls.call import BODY, CLOSING, DONE, ProviderCall
+from iop.node.calls.on_wire import event_on_wire, on_wire
+from iop.node.providers.provider import Provider
 from iop.wire import codec
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.node.agent import Agent
+    from iop.node.calls.call import CallOwner
 
 __all__ = ["NormalizedRun"]
 
@@ -67,8 +67,8 @@ class NormalizedRun(ProviderCall):
     stream: RunSource
     _request: m.RunRequest
 
-    def __init__(self, agent: Agent, request: m.RunRequest, provider: Provider, slot: Slot) -> None:
-        super().__init__(agent, request, provider, slot)
+    def __init__(self, owner: CallOwner, request: m.RunRequest, provider: Provider, slot: Slot) -> None:
+        super().__init__(owner, request, provider, slot)
         form = provider.adapter.normal
         self.stream = RunSource(self)
         self._input = [request.input] if request.input else []
@@ -124,13 +124,13 @@ class NormalizedRun(ProviderCall):
     def response_head(self, head: ResponseHead) -> NormalizedRun:
         self._answered(head, has_body=True)
         self._decoder = BodyDecoder(head.framing, head.content_length)
-        self._progressed_at = self._agent.now
+        self._progressed_at = self._owner.now
         if head.redirects:
             self._redirected(head)
             return self
         if head.status != 200:
             if head.status == 404:
-                self._agent.health.missing(self.provider, self.target)
+                self._owner.health.missing(self.provider, self.target)
             self._stop(_refusal(head.status))
             return self
         if head.media_type == b"text/event-stream":
@@ -169,7 +169,7 @@ class NormalizedRun(ProviderCall):
         assert reader is not None
         self._begun = True
         if self._events is None:
-            self._progressed_at = self._agent.now
+            self._progressed_at = self._owner.now
             self._answer.append(piece)
             self._answer_bytes += len(piece)
             if self._answer_bytes > MAX_ANSWER_BYTES:
@@ -180,7 +180,7 @@ class NormalizedRun(ProviderCall):
                 self._emit(event)
         steps = self._events.open_bytes // PROGRESS_BYTES
         if steps > self._open_steps:
-            self._progressed_at = self._agent.now
+            self._progressed_at = self._owner.now
         self._open_steps = steps
 
     def _whole(self, extra_bytes: int) -> None:
@@ -207,7 +207,7 @@ class NormalizedRun(ProviderCall):
         if admitted is None:
             return
         if activity_of(admitted) is not Activity.NONE:
-            self._progressed_at = self._agent.now
+            self._progressed_at = self._owner.now
         if admitted.failure is not None:
             self._stop(admitted.failure.error())
         elif admitted.kind is RunEventKind.COMPLETE:

@@ -7,12 +7,8 @@ configuration is applied (TUN-6, TUN-7). Messages name the provider id, never it
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
-import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from iop._fast.fields import Fields
@@ -21,15 +17,16 @@ from iop.net.http.client import Origin, ProviderPool
 from iop.net.http.fetch import fetch
 from iop.net.http.head import HOP_BY_HOP, ResponseHead
 from iop.net.loop import Runtime
-from iop.node.adapters import ADAPTERS, Adapter
-from iop.node.adapters.questions import Listing, Reading, Said, well
+from iop.node.providers.allowance import Allowance, ProviderRejected
+from iop.node.providers.kind import Adapter
+from iop.node.providers.kinds import ADAPTERS
+from iop.node.providers.questions import Listing, Reading, Said, well
 from iop.wire import messages as m
 
-__all__ = ["Allowance", "Provider", "ProviderRejected", "check_path"]
+__all__ = ["Provider", "check_path"]
 
-log = logging.getLogger("iop.node.provider")
+log = logging.getLogger("iop.node.providers.provider")
 
-LOCAL_NAMES = frozenset({"localhost", "ip6-localhost"})
 # What a field block may not carry (TUN-6, TUN-9): the node frames the request and names the host itself, and a client's
 # credentials never leave the edge, so an edge that sends them is not to be trusted with this request.
 _RESERVED_FIELDS = HOP_BY_HOP | {
@@ -47,65 +44,6 @@ MAX_BODY_BYTES = 1 << 40
 REDIRECT_LOG_S = 10.0
 MAX_LOCATION_BYTES = 512
 STALL_MS_MAX = 86_400_000  # LIVE-1
-
-
-class ProviderRejected(Exception):
-    """This node may not or cannot have a provider that the edge configured (CONF-2). No request hears of it: the edge
-    is told with ``reason``, a code of the wire's ``Rejected``, and ``message``."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What the node's owner permits, from node.yaml.
-
-    ``upstreams``: None means loopback and unix sockets only, else (host, port) pairs. ``credentials``: names of
-    environment variables that a provider's ``api_key_env`` may name. ``detect_ports``: where on loopback model servers
-    may be looked for.
-    """
-
-    upstreams: Sequence[tuple[str, int]] | None = None
-    credentials: frozenset[str] = frozenset()
-    detect_ports: Sequence[int] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-    def check_origin(self, origin: Origin) -> None:
-        """Raises ProviderRejected unless a tunnel may go there (TUN-7)."""
-        if self.upstreams is None:
-            if origin.scheme != "unix" and not _is_loopback(origin.host):
-                raise ProviderRejected(
-                    "upstream_not_allowed", "its base_url is not on loopback; allow it in node.yaml's allow_upstreams"
-                )
-        elif origin.scheme == "unix" or (origin.host, origin.port) not in self.upstreams:
-            raise ProviderRejected("upstream_not_allowed", "its base_url is not in node.yaml's allow_upstreams")
-
-    def credential(self, name: str) -> bytes:
-        """The value of a permitted variable, or b"" for no name. Raises ProviderRejected (TUN-6)."""
-        if not name:
-            return b""
-        if name not in self.credentials:
-            raise ProviderRejected(
-                "credential_not_listed", f"its api_key_env {name} is not listed in node.yaml's credentials"
-            )
-        value = self.environment.get(name, "")
-        if not value or not value.isascii() or not value.isprintable():
-            raise ProviderRejected(
-                "credential_not_set", f"the environment variable {name} is empty or not printable ASCII"
-            )
-        return value.encode("ascii")
-
-
-def _is_loopback(host: str) -> bool:
-    if host in LOCAL_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Provider:

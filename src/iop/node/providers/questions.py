@@ -1,8 +1,8 @@
 """What a provider is asked to learn whether it can serve a target, and how its answers read (EXEC-4, LIVE-7).
 
 A probe asks the questions of its provider's kind in order, until an answer decides. What an answer says is read here;
-what follows from it depends on why the probe is made, and stands in :mod:`iop.node.probe`. That a server does not list
-the target is evidence only if this server listed it before: some answer to names that they do not list.
+what follows from it depends on why the probe is made, and stands in :mod:`iop.node.providers.probe`. That a server
+does not list the target is evidence only if this server listed it before: some answer to names that they do not list.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from iop.net.loop import Runtime
-from iop.node.agent import Agent
-from iop.node.backends import Backends
-from iop.node.supervisor_policy import Ended, Exit, Retry, State, SupervisorPolicy
-from iop.node.trust import Distrusted, Trust
+from iop.node.providers.registry import Backends
+from iop.node.uplink.agent import Agent
+from iop.node.uplink.reconnect import Ended, Exit, Retry, State, SupervisorPolicy
+from iop.node.uplink.trust import Distrusted, Trust
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore
 from iop.wire import limits
 
 __all__ = ["Supervisor"]
 
-log = logging.getLogger("iop.node.supervisor")
+log = logging.getLogger("iop.node.uplink.supervisor")
 
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.05

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import msgspec
 
-from iop.node.adapters.openai_compat import Adapter, Engine, Figures
-from iop.node.adapters.questions import listed
+from iop.node.providers.kind import Adapter, Engine, Figures
+from iop.node.providers.questions import listed
 
 __all__ = ["ADAPTER"]
 

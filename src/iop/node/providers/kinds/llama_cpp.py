@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from iop.node.adapters.openai_compat import Adapter, Engine, Figures
-from iop.node.adapters.questions import Listing, Question, Said, alive
+from iop.node.providers.kind import Adapter, Engine, Figures
+from iop.node.providers.questions import Listing, Question, Said, alive
 
 __all__ = ["ADAPTER"]
 

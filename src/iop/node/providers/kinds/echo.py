@@ -16,8 +16,8 @@ from iop.net.http.exchange import Exchange, ServerLimits
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
-from iop.node.adapters.openai_compat import Adapter
-from iop.node.adapters.questions import working
+from iop.node.providers.kind import Adapter
+from iop.node.providers.questions import working
 
 __all__ = ["ADAPTER", "EchoServer"]
 

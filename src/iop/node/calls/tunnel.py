@@ -1,6 +1,6 @@
 """One raw tunnel on the node: an HTTP request to a provider, its answer relayed as frames (TUN).
 
-What becomes of the call is :mod:`iop.node.call`'s; here is what goes into it and what its bytes become.
+What becomes of the call is :mod:`iop.node.calls.call`'s; here is what goes into it and what its bytes become.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from iop.execution.gate import Slot
 from iop.execution.usage import read_usage
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
-from iop.node.call import CONNECTING, ProviderCall
-from iop.node.provider import Provider
-from iop.node.report import on_wire
+from iop.node.calls.call import CONNECTING, ProviderCall
+from iop.node.calls.on_wire import on_wire
+from iop.node.providers.provider import Provider
 from iop.wire import codec
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.node.agent import Agent
+    from iop.node.calls.call import CallOwner
 
 __all__ = ["Tunnel"]
 
@@ -51,9 +51,9 @@ class Tunnel(ProviderCall):
     _request: m.ProviderTunnelRequest
 
     def __init__(
-        self, agent: Agent, request: m.ProviderTunnelRequest, provider: Provider, slot: Slot, request_head: bytes
+        self, owner: CallOwner, request: m.ProviderTunnelRequest, provider: Provider, slot: Slot, request_head: bytes
     ) -> None:
-        ProviderCall.__init__(self, agent, request, provider, slot)  # super() shows on the path of every request
+        ProviderCall.__init__(self, owner, request, provider, slot)  # super() shows on the path of every request
         self._request_head = request_head
         self.stream = ProviderStream(self)
         if request.body:
@@ -79,7 +79,7 @@ class Tunnel(ProviderCall):
         connection = self._connection
         if connection is not None:
             if connection.writer.pending_bytes == 0:
-                self._since = self._agent.runtime.wheel.now  # it had taken all that there was, and waited for us
+                self._since = self._owner.runtime.wheel.now  # it had taken all that there was, and waited for us
             if not connection.written:
                 self._pieces.append(data)  # it may yet turn out dead, and then all of it goes to another one
             connection.writer.write(data)
@@ -94,7 +94,7 @@ class Tunnel(ProviderCall):
             self._redirected(head)
             return self.stream
         if head.status == 404 and self._request.path in SERVED_PATHS:
-            self._agent.health.missing(self.provider, self.target)
+            self._owner.health.missing(self.provider, self.target)
         stream = self.stream
         stream.head(head.status, head.end_to_end)
         splitter = fields = None

@@ -20,15 +20,15 @@ from iop.net.http.client import Origin
 from iop.net.http.fetch import fetch
 from iop.net.loop import Runtime
 from iop.net.wheel import Timer
-from iop.node.backends import Backends
-from iop.node.provider import ProviderRejected
+from iop.node.providers.allowance import ProviderRejected
+from iop.node.providers.registry import Backends
 from iop.places import PLACES, Place
 from iop.wire import limits
 from iop.wire import messages as m
 
 __all__ = ["Inventory"]
 
-log = logging.getLogger("iop.node.inventory")
+log = logging.getLogger("iop.node.providers.discovery")
 
 LOOK_S = 30.0
 ANSWER_S = 3.0

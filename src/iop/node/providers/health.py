@@ -18,16 +18,16 @@ from typing import Any
 
 from iop.execution.failure import HealthReason, ProviderHealth
 from iop.net.loop import Runtime
-from iop.node.backends import Backends
-from iop.node.engines import Reading
-from iop.node.probe import BOUND_S, Finding, Look, look, probe
-from iop.node.provider import Provider
+from iop.node.providers.engine_load import Reading
+from iop.node.providers.probe import BOUND_S, Finding, Look, look, probe
+from iop.node.providers.provider import Provider
+from iop.node.providers.registry import Backends
 from iop.observability.metrics import NodeMetrics
 from iop.wire import messages as m
 
 __all__ = ["MISSING_REST_S", "MOST_REPORTS", "REST_S", "Health"]
 
-log = logging.getLogger("iop.node.health")
+log = logging.getLogger("iop.node.providers.health")
 
 REST_S = 1.0  # between two reports about one target
 MISSING_REST_S = 10.0  # between two looks at one target that a provider answered 404 for (HEALTH-7)

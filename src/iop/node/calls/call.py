@@ -7,9 +7,11 @@
 A call that has to end early is closed first and reported afterwards, so that the terminal can say that it is closed
 (EXEC-7); if the close takes longer than the grace, the terminal goes out without that word, and the slot stays held
 until the call really ends (LIVE-9, POOL-12). Where the engine may go on with a call that is closed, the terminal says
-so, and the slot stays held until the engine is done (TUN-5d, :mod:`iop.node.lingering`). A stall waits for a probe of
-its target as well, at the same time (LIVE-5, :mod:`iop.node.watchdog`). The node never sends a request twice: what it
-may replace is a connection that was dead before a byte of this request had left (TUN-5).
+so, and the slot stays held until the engine is done (TUN-5d, :mod:`iop.node.providers.lingering`). A stall waits for a
+probe of its target as well, at the same time (LIVE-5, :mod:`iop.node.calls.watchdog`). The node never sends a request
+twice: what it may replace is a connection that was dead before a byte of this request had left (TUN-5).
+
+The file is long because the ways out of each state act on the same few fields and are read together.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from iop.errors import (
     DeadlineExceeded,
@@ -35,20 +37,22 @@ from iop.execution.gate import FREE, Slot
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.net.wheel import Timer
-from iop.node.probe import Finding
-from iop.node.provider import Provider
-from iop.node.watchdog import CLAIMED, QUIET, Do, Watchdog
+from iop.node.calls.watchdog import CLAIMED, QUIET, Do, Watchdog
+from iop.node.providers.probe import Finding
+from iop.node.providers.provider import Provider
 from iop.store.runs import Kind
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
     from iop._fast.relay import Body, ProviderStream
     from iop._fast.runs import RunSource
-    from iop.node.agent import Agent
+    from iop.net.loop import Runtime
+    from iop.node.providers.health import Health
+    from iop.node.providers.registry import Backends
 
 __all__ = ["ProviderCall", "State"]
 
-log = logging.getLogger("iop.node.call")
+log = logging.getLogger("iop.node.calls.call")
 
 CLOSE_GRACE_S = 2.0  # LIVE-5
 
@@ -73,6 +77,23 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+class CallOwner(Protocol):
+    """What a call needs of the connection that it came on, which hears how it ends."""
+
+    runtime: Runtime
+    backends: Backends
+    health: Health
+
+    @property
+    def now(self) -> float: ...
+
+    def stalled(self, kind: Kind, watchdog: Watchdog) -> None:
+        """A stall is about to be reported."""
+
+    def finished(self, call: ProviderCall, error: IopError | None, *, owed: bool) -> None:
+        """The call has really ended. ``owed``: the edge is to hear that its slot is free (POOL-12)."""
+
+
 class ProviderCall(ABC):
     """See the module. The agent owns it from ``start`` until it reports back with ``agent.finished``.
 
@@ -81,7 +102,6 @@ class ProviderCall(ABC):
     """
 
     __slots__ = (
-        "_agent",
         "_connection",
         "_deadline_at",
         "_error",
@@ -91,6 +111,7 @@ class ProviderCall(ABC):
         "_held_at",
         "_lingers",
         "_look_at",
+        "_owner",
         "_pieces",
         "_request",
         "_request_head",
@@ -110,9 +131,9 @@ class ProviderCall(ABC):
     stream: ProviderStream | RunSource
 
     def __init__(
-        self, agent: Agent, request: m.ProviderTunnelRequest | m.RunRequest, provider: Provider, slot: Slot
+        self, owner: CallOwner, request: m.ProviderTunnelRequest | m.RunRequest, provider: Provider, slot: Slot
     ) -> None:
-        self._agent = agent
+        self._owner = owner
         self._request = request
         self._request_head = b""
         self.provider = provider
@@ -121,7 +142,7 @@ class ProviderCall(ABC):
         self._connection: Connection | None = None
         self._head: ResponseHead | None = None
         self._pieces: list[bytes] = []  # of the request's body, while they may have to be sent again
-        self._deadline_at = agent.runtime.wheel.now + request.deadline_ms / 1000 if request.deadline_ms else None
+        self._deadline_at = owner.runtime.wheel.now + request.deadline_ms / 1000 if request.deadline_ms else None
         self._look_at = 0.0  # before that no clock can have run out
         self._since = 0.0  # silence counts from here, or from the last progress
         self._held_at = 0.0  # when it was paused
@@ -161,7 +182,7 @@ class ProviderCall(ABC):
         """A connection is there: the request goes out, as much of it as has come."""
         self._move(WAITING)
         self._connection = connection
-        self._since = self._agent.runtime.wheel.now
+        self._since = self._owner.runtime.wheel.now
         self._reused = connection.reused
         connection.begin(self, self._request_head)
         for piece in self._pieces:
@@ -232,7 +253,7 @@ class ProviderCall(ABC):
 
     def _redirected(self, head: ResponseHead) -> None:
         """The provider tells to ask elsewhere, where nobody goes (TUN-9)."""
-        self.provider.log_redirect(head, self._agent.now)
+        self.provider.log_redirect(head, self._owner.now)
         self._stop(ProviderRedirected())
 
     def _let_go(self, *, sound: bool, streamed: bool) -> None:
@@ -248,14 +269,14 @@ class ProviderCall(ABC):
 
     def pause_source(self) -> None:
         """Stops reading: there is no credit, or the link is full."""
-        self._held_at = self._agent.runtime.wheel.now
+        self._held_at = self._owner.runtime.wheel.now
         if self._connection is not None:
             self._connection.pause_reading()
 
     def resume_source(self) -> None:
         """Reads on. The time until now was ours, so the silence before it goes on from here (LIVE-4)."""
         since = max(self._since, self._progress_at())
-        self._since = since + self._agent.runtime.wheel.now - max(self._held_at, since)
+        self._since = since + self._owner.runtime.wheel.now - max(self._held_at, since)
         if self._connection is not None:
             self._connection.resume_reading()
 
@@ -318,13 +339,13 @@ class ProviderCall(ABC):
     def _probe(self, heard: Callable[[Finding], None]) -> None:
         """Probe the target of a call that is silent."""
         since = max(self._progress_at(), self._since)
-        self._agent.health.ask(self.provider, self.target, "stall", heard, since=since)
+        self._owner.health.ask(self.provider, self.target, "stall", heard, since=since)
 
     def _probed_quietly(self, found: Finding) -> None:
         """The probe at an interval of an answer that comes whole has ended (LIVE-2b)."""
         watchdog = self._watchdog
         assert watchdog is not None
-        now, since = self._agent.runtime.wheel.now, max(self._progress_at(), self._since)
+        now, since = self._owner.runtime.wheel.now, max(self._progress_at(), self._since)
         stalled = self.state not in (CLOSING, DONE) and watchdog.looked(
             now, since, found.health, idle=found.idle, progressed=self._body_begun()
         )
@@ -333,7 +354,7 @@ class ProviderCall(ABC):
         self._announce(found)
         if not stalled:
             if found.health is ProviderHealth.UNAVAILABLE:
-                self._agent.health.tell(self.provider, self.target, found)  # no terminal will say it
+                self._owner.health.tell(self.provider, self.target, found)  # no terminal will say it
         elif found.health is ProviderHealth.UNAVAILABLE:
             self._evidence(found.health)
             self._stop(ResponseStalled())
@@ -356,7 +377,7 @@ class ProviderCall(ABC):
         if connection is None:
             self._closed()
             return
-        self._grace = self._agent.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
+        self._grace = self._owner.runtime.wheel.arm(CLOSE_GRACE_S, self._grace_over)
         connection.abort()
 
     @property
@@ -372,16 +393,16 @@ class ProviderCall(ABC):
         if watchdog.awaits_probe:
             self._evidence(found.health, busy=found.busy)
         elif found.health is ProviderHealth.UNAVAILABLE:
-            self._agent.health.tell(self.provider, self.target, found)  # its terminal could not wait for it
+            self._owner.health.tell(self.provider, self.target, found)  # its terminal could not wait for it
 
     def _announce(self, found: Finding) -> None:
-        self._agent.health.announce(self.provider, self.target, found, stalled=True)
+        self._owner.health.announce(self.provider, self.target, found, stalled=True)
 
     def _evidence(self, health: ProviderHealth, *, busy: bool = False) -> None:
         """What the terminal of a stall is to say of its provider."""
         watchdog = self._watchdog
         assert watchdog is not None
-        seq = self._agent.health.number() if self._request.lease.lease_id else 0  # an unbound path has none (LIVE-8)
+        seq = self._owner.health.number() if self._request.lease.lease_id else 0  # an unbound path has none (LIVE-8)
         if watchdog.probed(health, seq, busy=busy):
             self._stalled(watchdog)
 
@@ -395,7 +416,7 @@ class ProviderCall(ABC):
 
     def _closed(self) -> None:
         """The call is closed, as it was to be: its slot is free, unless the engine may go on with it."""
-        backends = self._agent.backends
+        backends = self._owner.backends
         watchdog = self._watchdog
         if self.provider.adapter.works_on and self._written and not self._refused and not self._body_begun():
             self._lingers = True
@@ -416,7 +437,7 @@ class ProviderCall(ABC):
 
     def _stalled(self, watchdog: Watchdog) -> None:
         """All is known that a stall's terminal says."""
-        self._agent.stalled(self.kind, watchdog)
+        self._owner.stalled(self.kind, watchdog)
         self._due()
 
     def _due(self) -> None:
@@ -464,7 +485,7 @@ class ProviderCall(ABC):
             self._send_end()
         else:
             self._send_error(self._failure(error, close_confirmed=True))
-        self._agent.finished(self, error, owed=owed)
+        self._owner.finished(self, error, owed=owed)
 
     def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:
         if isinstance(error, ResponseStalled) and self._watchdog is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from iop.node.adapters.openai_compat import Adapter, Engine, Figures
-from iop.node.adapters.questions import alive, models
+from iop.node.providers.kind import Adapter, Engine, Figures
+from iop.node.providers.questions import alive, models
 
 __all__ = ["ADAPTER"]
 

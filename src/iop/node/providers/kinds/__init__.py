@@ -6,10 +6,10 @@ connections treated, where its health and its load are asked. The tunnel does th
 
 from __future__ import annotations
 
-from iop.node.adapters import echo, llama_cpp, ollama, openai_compat, vllm
-from iop.node.adapters.openai_compat import Adapter, Engine, Figures
+from iop.node.providers.kind import Adapter
+from iop.node.providers.kinds import echo, llama_cpp, ollama, openai_compat, vllm
 
-__all__ = ["ADAPTERS", "Adapter", "Engine", "Figures"]
+__all__ = ["ADAPTERS"]
 
 ADAPTERS: dict[str, Adapter] = {
     a.kind: a for a in (openai_compat.ADAPTER, vllm.ADAPTER, llama_cpp.ADAPTER, ollama.ADAPTER, echo.ADAPTER)

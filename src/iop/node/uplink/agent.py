@@ -27,18 +27,18 @@ from iop.errors import (
 from iop.execution.failure import ExecutionFailure, capacity_exceeded, failure_of
 from iop.net.link import Link
 from iop.net.loop import Runtime
-from iop.node.adapters import ADAPTERS
-from iop.node.backends import Backends
-from iop.node.call import ProviderCall
-from iop.node.commands import Commands
-from iop.node.health import Health
-from iop.node.inventory import Inventory
-from iop.node.report import on_wire
-from iop.node.runs import NormalizedRun
-from iop.node.supervisor_policy import Ended
-from iop.node.trust import Trust
-from iop.node.tunnel import Tunnel
-from iop.node.watchdog import Watchdog
+from iop.node.calls.call import ProviderCall
+from iop.node.calls.normalized_run import NormalizedRun
+from iop.node.calls.on_wire import on_wire
+from iop.node.calls.tunnel import Tunnel
+from iop.node.calls.watchdog import Watchdog
+from iop.node.commands.runner import Commands
+from iop.node.providers.discovery import Inventory
+from iop.node.providers.health import Health
+from iop.node.providers.kinds import ADAPTERS
+from iop.node.providers.registry import Backends
+from iop.node.uplink.reconnect import Ended
+from iop.node.uplink.trust import Trust
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import Kind, Run, RunStore, Status
 from iop.wire import codec, limits
@@ -47,7 +47,7 @@ from iop.wire.session import NodeSession, State
 
 __all__ = ["Agent"]
 
-log = logging.getLogger("iop.node.agent")
+log = logging.getLogger("iop.node.uplink.agent")
 
 WATCH_TICK_S = 0.25
 EXHAUSTED_LOG_S = 10.0

@@ -13,7 +13,7 @@ import ssl
 from pathlib import Path
 
 from iop.net.tls import certificate_of, chain_shown
-from iop.node.supervisor_policy import Ended
+from iop.node.uplink.reconnect import Ended
 from iop.tls import contexts
 from iop.tls.certificate import BadCertificate, Certificate, edge_fault
 from iop.tls.contexts import CredentialFault, Dialling

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from iop.execution.gate import Slot
 from iop.net.loop import Runtime
 from iop.net.wheel import Timer
-from iop.node.engines import Engines
-from iop.node.provider import Provider
+from iop.node.providers.engine_load import Engines
+from iop.node.providers.provider import Provider
 
 __all__ = ["ASK_S", "BOUND_S", "Lingering"]
 
-log = logging.getLogger("iop.node.lingering")
+log = logging.getLogger("iop.node.providers.lingering")
 
 ASK_S = 2.0
 BOUND_S = 120.0

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from iop.execution.gate import CapacityGate
 from iop.net.loop import Runtime
-from iop.node.adapters import ADAPTERS
-from iop.node.adapters.echo import EchoServer
-from iop.node.engines import Engines
-from iop.node.lingering import Lingering
-from iop.node.provider import Allowance, Provider, ProviderRejected
+from iop.node.providers.allowance import Allowance, ProviderRejected
+from iop.node.providers.engine_load import Engines
+from iop.node.providers.kinds import ADAPTERS
+from iop.node.providers.kinds.echo import EchoServer
+from iop.node.providers.lingering import Lingering
+from iop.node.providers.provider import Provider
 from iop.wire import limits
 from iop.wire import messages as m
 

@@ -27,17 +27,17 @@ from iop.errors import (
 )
 from iop.execution.failure import HealthReason
 from iop.net.loop import Runtime
-from iop.node.health import Health
-from iop.node.provider import Provider
+from iop.node.providers.health import Health
+from iop.node.providers.provider import Provider
 from iop.wire import limits
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
-    from iop.node.backends import Backends
+    from iop.node.providers.registry import Backends
 
 __all__ = ["Commands"]
 
-log = logging.getLogger("iop.node.commands")
+log = logging.getLogger("iop.node.commands.runner")
 
 MAX_RUNNING = 64
 DEFAULT_S, MAX_S = 5.0, 30.0

@@ -1,14 +1,14 @@
-"""Any server that speaks the OpenAI API over HTTP: the base of the other kinds."""
+"""What a kind of provider is: how its engine differs from a plain OpenAI-compatible server (EXEC-4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from iop.node.adapters.normal import CHAT, NormalForm
-from iop.node.adapters.questions import Question, models, working
+from iop.node.providers.chat_form import CHAT, NormalForm
+from iop.node.providers.questions import Question, models, working
 
-__all__ = ["ADAPTER", "Adapter", "Engine", "Figures"]
+__all__ = ["Adapter", "Engine", "Figures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,3 @@ class Adapter:
     works_on: bool = False
     any_name: bool = False
     same: Callable[[str], str] = str
-
-
-ADAPTER = Adapter("openai_compat")

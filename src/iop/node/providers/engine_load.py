@@ -16,9 +16,9 @@ from iop.errors import IopError, ProviderUnreachable
 from iop.net.http.fetch import AnswerTooLarge
 from iop.net.loop import Runtime
 from iop.net.wheel import TICK_S
-from iop.node.adapters import Figures
-from iop.node.adapters.questions import ABSENT
-from iop.node.provider import Provider
+from iop.node.providers.kind import Figures
+from iop.node.providers.provider import Provider
+from iop.node.providers.questions import ABSENT
 
 __all__ = ["ENGINE_S", "Engines", "Reading"]
 

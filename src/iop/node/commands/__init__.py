@@ -1,0 +1,1 @@
+"""The commands of an edge on its node (EXEC-8)."""
