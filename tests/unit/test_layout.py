@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import iop
 
@@ -63,3 +67,42 @@ def test_what_the_readme_links_to_exists() -> None:
     for document in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} -> {target}"
+
+
+#: Types of one data structure, which refer to each other: the pool's queues.
+ONE_STRUCTURE = {f"iop.pool.{name}" for name in ("fair", "lane", "lease", "resource", "standings")}
+
+
+def imports() -> dict[str, set[str]]:
+    """By module, the modules of this project that it imports, those for types alone included."""
+    modules = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+        if path.suffix == ".py"
+    }
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                named |= {f"{node.module}.{one.name}" for one in node.names} | {node.module}
+            elif isinstance(node, ast.Import):
+                named |= {one.name for one in node.names}
+        own = named & modules.keys()
+        # ``from package import module`` needs the module, not all that the package's face names.
+        found[name] = {one for one in own if not any(other.startswith(f"{one}.") for other in own)} - {name}
+    return found
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5])
+def test_no_rooms_import_each_other_in_a_circle(depth: int) -> None:
+    """Neither modules nor, at a smaller depth, the packages that they are in."""
+    rooms: dict[str, set[str]] = {}
+    for name, needed in imports().items():
+        room = ".".join(name.split(".")[:depth])
+        others = needed - ONE_STRUCTURE if name in ONE_STRUCTURE else needed
+        rooms.setdefault(room, set()).update({".".join(other.split(".")[:depth]) for other in others} - {room})
+    try:
+        TopologicalSorter(rooms).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))

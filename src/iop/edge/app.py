@@ -32,6 +32,7 @@ from iop.edge.settings import values
 from iop.edge.settings.discovery import Discovery
 from iop.edge.settings.reload import TOLD, Load, Prepared, Reloaded, Reloader
 from iop.errors import ShuttingDown
+from iop.net import link
 from iop.net import loop as net_loop
 from iop.net.http.exchange import Exchange, ServerLimits
 from iop.net.http.server import HttpServer
@@ -41,7 +42,6 @@ from iop.observability.events import EventBus
 from iop.observability.metrics import EdgeMetrics
 from iop.pool.evidence import Known, ProviderKey
 from iop.pool.pool import Pool
-from iop.wire import limits
 from iop.wire import messages as m
 
 __all__ = ["Edge", "run"]
@@ -138,7 +138,7 @@ class Edge:
             tokens=values.tokens(config),
             payloads=told,
             max_frame_bytes=config.transport.max_frame_bytes,
-            timing=limits.timing_from_environment(),
+            timing=link.timing(),
             events=self.events,
         )
         self.dispatcher.nodes = self.nodes

@@ -7,13 +7,23 @@ leaves in the hub's flush.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Protocol, cast
 
 from iop.net.flow import tune
 from iop.wire import limits
 from iop.wire.session import Session
 
-__all__ = ["Link", "LinkOwner"]
+__all__ = ["Link", "LinkOwner", "timing"]
+
+
+def timing() -> limits.Timing:
+    """Return the clocks of links (WIRE-7); end-to-end tests shorten two of them by IOP_TEST_TIMING, in seconds."""
+    override = os.environ.get("IOP_TEST_TIMING")
+    if override is None:
+        return limits.TIMING
+    interval_s, wait_s = (float(part) for part in override.split(","))
+    return limits.Timing(heartbeat_interval_s=interval_s, response_wait_s=wait_s, write_stall_s=wait_s)
 
 
 class LinkOwner(Protocol):

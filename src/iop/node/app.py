@@ -7,6 +7,7 @@ import logging
 import os
 
 from iop.config.node import NodeConfig
+from iop.net import link
 from iop.net import loop as net_loop
 from iop.net.http.server import HttpServer
 from iop.net.loop import Runtime
@@ -19,7 +20,6 @@ from iop.node.uplink.trust import Trust
 from iop.observability import logs
 from iop.observability.metrics import NodeMetrics
 from iop.store.runs import RunStore
-from iop.wire import limits
 
 __all__ = ["run"]
 
@@ -54,7 +54,7 @@ async def _serve(config: NodeConfig, runtime: Runtime, sink: logs.Sink) -> int:
         port=node.edge.port,
         token=node.token.get_secret_value,
         drain_s=node.drain_timeout_sec,
-        timing=limits.timing_from_environment(),
+        timing=link.timing(),
         runs=runs,
         trust=_trust(config),
     )

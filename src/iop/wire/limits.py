@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 PROTOCOL_VERSION = 1
@@ -47,12 +46,3 @@ class Timing:
 
 
 TIMING = Timing()
-
-
-def timing_from_environment() -> Timing:
-    """The constants above; end-to-end tests shorten interval and wait through one variable, in seconds."""
-    override = os.environ.get("IOP_TEST_TIMING")
-    if override is None:
-        return TIMING
-    interval_s, wait_s = (float(part) for part in override.split(","))
-    return Timing(heartbeat_interval_s=interval_s, response_wait_s=wait_s, write_stall_s=wait_s)

@@ -10,6 +10,7 @@ import pytest
 from iop._fast import frame
 from iop._fast.out import Hub
 from iop.errors import InternalError
+from iop.net import link
 from iop.net.link import Link
 from iop.wire import limits
 from iop.wire import messages as m
@@ -159,3 +160,18 @@ def test_nothing_happens_before_a_connection() -> None:
     owner.link.abort("early")
     assert owner.link.peer == "?"
     assert owner.lost == []
+
+
+@pytest.mark.req("WIRE-7")
+def test_the_clocks_are_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IOP_TEST_TIMING", raising=False)
+    clocks = link.timing()
+    assert (clocks.heartbeat_interval_s, clocks.response_wait_s) == (30, 45)
+    assert (clocks.write_stall_s, clocks.register_s, clocks.ready_s) == (45, 10, 60)
+
+
+def test_end_to_end_tests_may_shorten_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOP_TEST_TIMING", "0.3,1.0")
+    clocks = link.timing()
+    assert (clocks.heartbeat_interval_s, clocks.response_wait_s, clocks.write_stall_s) == (0.3, 1.0, 1.0)
+    assert clocks.register_s == 10
