@@ -11,7 +11,7 @@ from tests.support.http import chat, post
 from tests.support.provider import chat_answer
 from tests.support.stack import Stack, model, running_stack
 
-KINDS = ("openai_compat", "vllm", "llama_cpp")
+KINDS = ("openai_compat", "vllm", "sglang", "llama_cpp")
 
 
 @pytest.fixture(scope="module")

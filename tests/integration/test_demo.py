@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from iop.cli.demo import ECHO, Provider, find_provider
-from iop.places import Place
+from iop.kinds import Server
 from tests.support.aio import async_test, run, until
 from tests.support.programs import Program, command
 from tests.support.provider import DONE, Call, ScriptedProvider, chat_delta, chat_event, listening_socket
@@ -157,8 +157,8 @@ def test_closed_standard_descriptors_are_no_fault(closed: str) -> None:
 def with_server(port: int, *, once: str | None, kind: str = "openai_compat") -> Program:
     """The demo, looking for a model server on ``port`` alone."""
     script = (
-        "import sys; from iop.cli.demo import run; from iop.places import Place; "
-        f"sys.exit(run({once!r}, log_format='json', places=[Place('Some Server', 'some', {port}, {kind!r}, 1)]))"
+        "import sys; from iop.cli.demo import run; from iop.kinds import Server; "
+        f"sys.exit(run({once!r}, log_format='json', servers=[Server('Some Server', 'some', {port}, {kind!r}, 1)]))"
     )
     return Program([sys.executable, "-c", script])
 
@@ -216,8 +216,8 @@ def test_once_fails_with_one_line(answer: Any, reason: str) -> None:
 
 def found_at(sock: socket.socket) -> Awaitable[Provider]:
     """What the demo finds on this socket's port, looked for in a thread as the program does before it has a loop."""
-    places = [Place("Nobody", "nobody", 1, "vllm", 1), Place("Some", "some", sock.getsockname()[1], "vllm", 1)]
-    return asyncio.to_thread(find_provider, places)
+    servers = [Server("Nobody", "nobody", 1, "vllm", 1), Server("Some", "some", sock.getsockname()[1], "vllm", 1)]
+    return asyncio.to_thread(find_provider, servers)
 
 
 @async_test()

@@ -79,6 +79,11 @@ PUMPED: dict[str, list[tuple[bytes, bytes, bytes]]] = {
     "net.http.client._PATH": [(b"", b"/", b"!"), (b"/", b"a", b"\n"), (b"", b"/a", b"?")],
     "net.http.head._HOST": [(b"", b"%41", b"%"), (b"[", b":", b""), (b"[::%", b"a", b""), (b"a", b".", b":")],
     "net.http.local._ORIGIN": [(b"a", b"+", b":"), (b"a://", b"a", b"!"), (b"a://[", b":", b"")],
+    "node.providers.kinds.sglang._SERIES": [
+        (b"sglang:num_running_reqs{", b"}", b""),
+        (b"", b"sglang:num_running_reqs{\n", b""),
+        (b"sglang:num_queue_reqs{", b"} ", b""),
+    ],
     "node.providers.kinds.vllm._SERIES": [
         (b"vllm:num_requests_running{", b"}", b""),
         (b"", b"vllm:num_requests_running{\n", b""),
@@ -141,7 +146,12 @@ def test_expressions_are_linear(name: str) -> None:
 
 
 #: Looked for in a text; the others are matched from one place.
-SEARCHED = ("tls.certificate._PEM", "edge.keys.limits._RATES", "node.providers.kinds.vllm._SERIES")
+SEARCHED = (
+    "tls.certificate._PEM",
+    "edge.keys.limits._RATES",
+    "node.providers.kinds.sglang._SERIES",
+    "node.providers.kinds.vllm._SERIES",
+)
 
 
 def _matched(pattern: re.Pattern[bytes] | re.Pattern[str], data: bytes) -> Callable[[], object]:

@@ -25,10 +25,10 @@ from typing import Any
 
 from iop.config.load import parse_edge
 from iop.edge.app import Edge
+from iop.kinds import SERVERS, Server
 from iop.net import loop as net_loop
 from iop.net.loop import Runtime
 from iop.observability import logs
-from iop.places import PLACES, Place
 
 __all__ = ["ECHO", "Provider", "find_provider", "run"]
 
@@ -75,26 +75,26 @@ class Failed(Exception):
 # ---- a provider -----------------------------------------------------------------------------------------------------
 
 
-def find_provider(places: Sequence[Place] = PLACES) -> Provider:
-    """The first of ``places`` that answers ``GET /v1/models`` with a chat model within half a second, else ECHO."""
-    found: dict[Place, str] = {}
+def find_provider(servers: Sequence[Server] = SERVERS) -> Provider:
+    """The first of ``servers`` that answers ``GET /v1/models`` with a chat model within half a second, else ECHO."""
+    found: dict[Server, str] = {}
 
-    def probe(place: Place) -> None:
-        target = _chat_model(place.port)
+    def probe(server: Server) -> None:
+        target = _chat_model(server.port)
         if target:
-            found[place] = target
+            found[server] = target
 
     # Daemons, and not waited for beyond the bound: a server that accepts and says nothing holds nobody up.
-    threads = [threading.Thread(target=probe, args=(place,), daemon=True) for place in places]
+    threads = [threading.Thread(target=probe, args=(server,), daemon=True) for server in servers]
     for thread in threads:
         thread.start()
     deadline_at = time.monotonic() + PROBE_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, deadline_at - time.monotonic()))
     answers = dict(found)
-    for place in places:
-        if place in answers:
-            return Provider(place.name, place.kind, answers[place], place.port)
+    for server in servers:
+        if server in answers:
+            return Provider(server.label, server.kind, answers[server], server.port)
     return ECHO
 
 
@@ -136,13 +136,13 @@ def run(
     *,
     log_format: logs.LogFormat = "console",
     echo: bool = False,
-    places: Sequence[Place] = PLACES,
+    servers: Sequence[Server] = SERVERS,
 ) -> int:
     """Runs the demo until SIGINT or SIGTERM, or with ``once`` until that prompt is answered; returns the exit code.
 
-    ``echo`` takes the echo provider whatever answers at ``places``.
+    ``echo`` takes the echo provider whatever answers at ``servers``.
     """
-    provider = ECHO if echo else find_provider(places)
+    provider = ECHO if echo else find_provider(servers)
     demo = _Demo(provider, once, log_format)
     with open(os.devnull, "wb") as nowhere:
         # With --once only the reply is of interest; a failure is told in one line.
@@ -274,7 +274,7 @@ def _introduction(demo: _Demo, edge: Edge) -> Iterator[str]:
     yield "IOP demo, all on this machine: client -> edge -> TCP link -> node -> provider"
     yield f"  provider  {demo.provider.label}"
     if not demo.provider.port:
-        looked = ", ".join(f"{place.name} :{place.port}" for place in PLACES)
+        looked = ", ".join(f"{server.label} :{server.port}" for server in SERVERS)
         yield f"            (a model server would be used if one answered: {looked})"
     yield f"  model     {MODEL}"
     yield f"  clients   {url}/v1"

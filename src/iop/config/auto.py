@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from iop.config.edge import AUTO, Candidate, EdgeConfig, ModelEntry, NodeEntry, ProviderEntry
 from iop.config.fields import is_ident, is_model_name
+from iop.kinds import KINDS
 from iop.patterns import fits
 
-__all__ = ["KINDS", "Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
+__all__ = ["FOUND_KINDS", "Asks", "Found", "Server", "asked_anew", "asks", "fill_in", "matches"]
 
 MAX_MODELS = 10_000  # that are exposed without being written down
 MAX_CAPACITY = 100_000
 #: Of servers that can be found.
-KINDS = frozenset(get_args(ProviderEntry.model_fields["kind"].annotation)) - {AUTO, "echo"}
+FOUND_KINDS = frozenset(kind.name for kind in KINDS if not kind.built_in)
 
 
 class Server(NamedTuple):
@@ -97,7 +98,7 @@ def _providers(
             continue
         for server in servers:
             provider_id = f"{entry.id}-{server.name}"
-            if server.kind not in KINDS or not 0 < server.port < 65536 or not is_ident(provider_id):
+            if server.kind not in FOUND_KINDS or not 0 < server.port < 65536 or not is_ident(provider_id):
                 continue
             if server.port in known or provider_id in taken:
                 continue

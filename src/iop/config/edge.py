@@ -7,7 +7,7 @@ a reason (:mod:`iop.config.rules`) rather than half obeyed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -38,6 +38,7 @@ from iop.config.fields import (
 from iop.config.keys import KeyRules
 from iop.config.rules import ADMIN_LISTEN, BODY_BYTES, BUFFERED_BODY_BYTES, HTTP_LISTEN, TRANSPORT_LISTEN
 from iop.config.tls import HttpTls, TransportTls
+from iop.kinds import KINDS
 
 __all__ = [
     "AdminSection",
@@ -59,6 +60,11 @@ __all__ = [
 
 STALL_MS_MAX = 86_400_000  # LIVE-1
 AUTO = "auto"
+#: The kinds of :mod:`iop.kinds`, and ``auto`` for what a node finds.
+if TYPE_CHECKING:
+    ProviderKind = str
+else:
+    ProviderKind = Literal[(*(kind.name for kind in KINDS), AUTO)]
 
 
 class EdgeSection(Section):
@@ -171,7 +177,7 @@ class ProviderEntry(Section):
     id that begins with this one (:mod:`iop.config.auto`)."""
 
     id: Ident
-    kind: Literal["openai_compat", "vllm", "llama_cpp", "ollama", "echo", "auto"]
+    kind: ProviderKind
     base_url: BaseUrl | None = None
     capacity: Annotated[Int, Field(ge=1, le=100_000)] = 1
     long_capacity: Annotated[Int, Field(ge=0, le=100_000)] | None = None

@@ -20,7 +20,7 @@ from iop.config.fields import (
     secret_from,
 )
 from iop.config.tls import NodeTls
-from iop.places import PLACES
+from iop.kinds import SERVERS
 
 Port = Annotated[Int, Field(ge=1, le=65535)]
 
@@ -42,7 +42,7 @@ class NodeSection(Section):
     #: Names of environment variables that a provider's ``api_key_env`` may name.
     credentials: tuple[EnvName, ...] = ()
     #: Ports on loopback at which it looks for model servers when the edge's file says ``providers: auto``.
-    detect_ports: Annotated[tuple[Port, ...], Field(max_length=64)] = tuple(place.port for place in PLACES)
+    detect_ports: Annotated[tuple[Port, ...], Field(max_length=64)] = tuple(server.port for server in SERVERS)
     allow_workspaces: tuple[Any, ...] = ()
     drain_timeout_sec: Annotated[Real, Field(ge=0, le=86_400)] = 30.0
     _token: SecretStr = PrivateAttr(default=SecretStr(""))

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from iop.config.fields import Fault, HostPort, number
+from iop.kinds import KINDS
 
 __all__ = ["edge_faults", "node_faults"]
 
 Path = tuple[str | int, ...]
 Tree = dict[str, Any]
 
+BUILT_IN = frozenset(kind.name for kind in KINDS if kind.built_in)
 AUTO_ID_CHARS = 40  # of the 64 that the ids of its servers may have
 #: Defaults of settings that rules compare.
 HTTP_LISTEN, TRANSPORT_LISTEN, ADMIN_LISTEN = "127.0.0.1:8080", "127.0.0.1:7443", "127.0.0.1:9090"
@@ -136,8 +138,8 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
         yield Fault(
             (*path, "base_url"), "Ollama is reached by its OpenAI-compatible API: http://HOST:11434/v1, with the /v1"
         )
-    elif kind == "echo" and url is not None:
-        yield Fault((*path, "base_url"), "the echo provider is built into the node; leave base_url out")
+    elif kind in BUILT_IN and url is not None:
+        yield Fault((*path, "base_url"), f"the {kind} provider is built into the node; leave base_url out")
     elif kind == "auto" and len(str(provider.get("id", ""))) > AUTO_ID_CHARS:
         yield Fault(
             (*path, "id"),
@@ -145,7 +147,7 @@ def _provider(provider: Tree, path: Path) -> Iterator[Fault]:
         )
     elif kind == "auto" and url is not None:
         yield Fault((*path, "base_url"), "the node finds its servers by itself; leave base_url out, or name the kind")
-    elif isinstance(kind, str) and kind not in ("echo", "auto") and url is None:
+    elif isinstance(kind, str) and kind not in BUILT_IN and kind != "auto" and url is None:
         yield Fault(
             (*path, "base_url"), "required: where the node reaches this server, such as http://127.0.0.1:8000/v1"
         )

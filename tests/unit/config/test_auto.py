@@ -162,7 +162,7 @@ NAMES = st.text(max_size=70) | st.sampled_from(
 SERVERS = st.builds(
     Server,
     NAMES,
-    st.sampled_from(["ollama", "vllm", "auto", "echo", "sglang", ""]),
+    st.sampled_from(["ollama", "vllm", "auto", "echo", "tgi", ""]),
     st.integers(-1, 70_000) | st.sampled_from([1, 2, 3]),
     st.integers(-1, 2**32),
     st.lists(NAMES, max_size=5).map(tuple),

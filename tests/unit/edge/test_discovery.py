@@ -183,14 +183,14 @@ async def test_a_node_cannot_bring_in_what_it_was_not_asked_for() -> None:
 async def test_a_kind_that_this_edge_does_not_know_is_left_out_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    newer = m.DetectedServer("sglang", "sglang", 30000, 4, [b"a"])
+    newer = m.DetectedServer("tgi", "tgi", 3000, 4, [b"a"])
     async with working() as desk:
         for names in (["b"], ["b", "c"]):
             report = listing(*names)
             desk.discovery.reported("n1", m.Inventory([], [newer, *report.servers]))
             assert [s.kind for s in desk.discovery.found["n1"].servers] == ["ollama"]
         told = [record.__dict__["fields"] for record in caplog.records if record.message == "kinds_unknown"]
-        assert told == [{"node": "n1", "kinds": ["sglang"]}]
+        assert told == [{"node": "n1", "kinds": ["tgi"]}]
         await desk.work(1)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from iop.kinds import KINDS
+from iop.node.providers import kinds
 from iop.node.providers.kind import Figures
 from iop.node.providers.kinds import ADAPTERS
 
@@ -17,6 +21,16 @@ vllm:num_requests_waiting{engine="1",model_name="org/a}b"} 0.0
 vllm:num_requests_waiting_by_reason{engine="0"} 7.0
 """
 
+SGLANG = b"""# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="org/a}b",dp_rank="0"} 3.0
+sglang:num_running_reqs{model_name="org/a}b",dp_rank="1"} 1.0
+sglang:num_running_reqs_offline_batch{model_name="org/a}b"} 9.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="org/a}b",dp_rank="0"} 2826.0
+sglang:num_grammar_queue_reqs{model_name="org/a}b"} 7.0
+"""
+
 
 @pytest.mark.req("POOL-13")
 @pytest.mark.parametrize(
@@ -27,6 +41,9 @@ vllm:num_requests_waiting_by_reason{engine="0"} 7.0
         ("vllm", b"vllm:num_requests_waiting 4\n", None),
         ("vllm", b"vllm:num_requests_running nan\nvllm:num_requests_running 1.2.3\n", None),
         ("vllm", b"", None),
+        ("sglang", SGLANG, Figures(4, 2826)),
+        ("sglang", b"sglang:num_queue_reqs 4\n", None),
+        ("sglang", VLLM, None),
         ("llama_cpp", b'[{"id":0,"is_processing":true,"prompt":"x"},{"id":1,"is_processing":false}]', Figures(1)),
         ("llama_cpp", b'[{"id":0,"state":1},{"id":1,"state":0},{"id":2,"state":1}]', Figures(2)),
         ("llama_cpp", b"[]", Figures(0)),
@@ -41,6 +58,15 @@ def test_an_engine_tells_what_it_is_doing(kind: str, answer: bytes, figures: Fig
     engine = ADAPTERS[kind].engine
     assert engine is not None
     assert engine.read(answer) == figures
+
+
+@pytest.mark.req("EXEC-4")
+def test_a_kind_is_one_row_and_one_file() -> None:
+    files = {path.stem for path in Path(kinds.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {kind.name for kind in KINDS}
+    assert all(adapter.kind == name for name, adapter in ADAPTERS.items())
+    assert {adapter.kind for adapter in ADAPTERS.values() if adapter.built_in} == {k.name for k in KINDS if k.built_in}
+    assert all(server.kind == kind.name for kind in KINDS for server in kind.servers)
 
 
 @pytest.mark.req("EXEC-8")

@@ -51,6 +51,9 @@ CASES: list[tuple[str, Answers, str]] = [
     ("vllm", {"/health": SILENT}, "UNAVAILABLE"),
     ("vllm", {"/health": OK, "/v1/models": SILENT}, "UNKNOWN"),
     ("vllm", {"/health": OK, "/v1/models": RESETS}, "UNAVAILABLE"),
+    ("sglang", {"/health": OK, "/v1/models": (200, LISTS)}, "AVAILABLE"),
+    ("sglang", {"/health": BUSY, "/v1/models": (200, LISTS)}, "UNAVAILABLE"),  # it is starting
+    ("sglang", {"/health": SILENT}, "UNAVAILABLE"),
     ("llama_cpp", {"/health": OK, "/slots": (200, b"[]")}, "AVAILABLE"),
     ("llama_cpp", {"/health": OK, "/slots": (501, b"")}, "AVAILABLE"),
     ("llama_cpp", {"/health": OK}, "AVAILABLE"),
@@ -104,7 +107,7 @@ def test_what_a_kind_of_provider_answers_is_its_health(kind: str, answers: Answe
 
 
 @pytest.mark.req("HEALTH-5")
-@pytest.mark.parametrize("kind", ["openai_compat", "vllm", "llama_cpp", "ollama"])
+@pytest.mark.parametrize("kind", ["openai_compat", "vllm", "sglang", "llama_cpp", "ollama"])
 def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
     with VirtualNode(kind) as world:
         world.refuse()

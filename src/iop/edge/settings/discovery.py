@@ -10,7 +10,7 @@ import logging
 from asyncio import Future
 from collections.abc import Callable, Mapping
 
-from iop.config.auto import KINDS, Asks, Found, Server, asks, fill_in, matches
+from iop.config.auto import FOUND_KINDS, Asks, Found, Server, asks, fill_in, matches
 from iop.config.edge import EdgeConfig
 from iop.config.fields import is_model_name
 from iop.edge.settings.reload import Prepared, Reloaded
@@ -71,10 +71,10 @@ class Discovery:
     def reported(self, node_id: str, inventory: m.Inventory) -> None:
         """A ready node's report; one that it was not asked for changes nothing."""
         ask = self._asks.get(node_id, Asks())
-        servers = [s for s in inventory.servers if s.kind in KINDS]
+        servers = [s for s in inventory.servers if s.kind in FOUND_KINDS]
         if ask.detect_servers and len(servers) < len(inventory.servers) and node_id not in self._newer:
             self._newer.add(node_id)
-            kinds = sorted({s.kind for s in inventory.servers} - KINDS)
+            kinds = sorted({s.kind for s in inventory.servers} - FOUND_KINDS)
             fields = {"node": node_id, "kinds": [kind[:40] for kind in kinds]}
             log.warning("kinds_unknown", extra={"fields": fields})
         found = Found(

@@ -16,13 +16,14 @@ from dataclasses import replace
 import msgspec
 
 from iop.errors import IopError
+from iop.kinds import OTHER, SERVERS
 from iop.net.http.client import Origin
 from iop.net.http.fetch import fetch
 from iop.net.loop import Runtime
 from iop.net.wheel import Timer
 from iop.node.providers.allowance import ProviderRejected
+from iop.node.providers.kinds import ADAPTERS
 from iop.node.providers.registry import Backends
-from iop.places import PLACES, Place
 from iop.wire import limits
 from iop.wire import messages as m
 
@@ -34,13 +35,11 @@ LOOK_S = 30.0
 ANSWER_S = 3.0
 ANSWER_BYTES = 1 << 20
 AT_ONCE = 16
-MOST_SLOTS = 1024
 MOST_BYTES = 512 * 1024  # of names in one report, which is one control frame
 
-_BY_PORT = {place.port: place for place in PLACES}
-_OTHER = Place("OpenAI-compatible server", "server", 0, "openai_compat", 4)
+_BY_PORT = {server.port: server for server in SERVERS}
 #: By what a server calls the owner of its models: surer than a port, on which anything may listen.
-_BY_OWNER = {"vllm": _BY_PORT[8000], "llamacpp": _BY_PORT[8080]}
+_BY_OWNER = {server.owner: server for server in SERVERS if server.owner}
 _OURS = "iop"  # another edge is no model server
 
 
@@ -53,12 +52,7 @@ class _Models(msgspec.Struct):
     data: list[object]  # rows, each looked at for itself: an odd one does not hide the others
 
 
-class _Props(msgspec.Struct):
-    total_slots: int
-
-
 _MODELS = msgspec.json.Decoder(_Models)
-_PROPS = msgspec.json.Decoder(_Props)
 
 
 class Inventory:
@@ -158,13 +152,12 @@ class Inventory:
                 if not models or any(model.owned_by == _OURS for model in models):
                     return
                 owners = {model.owned_by for model in models if isinstance(model.owned_by, str)}
-                place = next((_BY_OWNER[o] for o in owners if o in _BY_OWNER), _BY_PORT.get(port, _OTHER))
-                capacity = await _slots(origin) if place.kind == "llama_cpp" else None
+                server = next((_BY_OWNER[o] for o in owners if o in _BY_OWNER), _BY_PORT.get(port, OTHER))
+                capacity = await _capacity(server.kind, origin)
         except (TimeoutError, IopError, ProviderRejected):
             return
-        known = place.port == port
-        slug = place.slug if known else f"{place.slug}-{port}"
-        self._servers[port] = m.DetectedServer(slug, place.kind, port, capacity or place.capacity, _names(models))
+        slug = server.slug if server.port == port else f"{server.slug}-{port}"
+        self._servers[port] = m.DetectedServer(slug, server.kind, port, capacity or server.capacity, _names(models))
 
     def _read(self, server: str, status: int, body: bytes, level: int) -> list[_Model] | None:
         """What a server that was asked lists; a list that nobody can read is told once."""
@@ -196,14 +189,13 @@ async def _get(origin: Origin, path: bytes) -> tuple[int, bytes]:
     return await fetch(origin, b"GET", path, fields=origin.host_line, max_bytes=ANSWER_BYTES)
 
 
-async def _slots(origin: Origin) -> int | None:
-    """How many requests llama.cpp's server works on at a time."""
-    status, body = await _get(origin, b"/props")
-    try:
-        slots = _PROPS.decode(body).total_slots if status == 200 else 0
-    except (msgspec.DecodeError, RecursionError):
+async def _capacity(kind: str, origin: Origin) -> int | None:
+    """How many requests a server works on at a time, if its kind tells."""
+    asked = ADAPTERS[kind].capacity
+    if asked is None:
         return None
-    return min(slots, MOST_SLOTS) if slots > 0 else None
+    status, body = await _get(origin, asked.path)
+    return asked.read(body) if status == 200 else None
 
 
 def _read_models(body: bytes) -> list[_Model] | None:

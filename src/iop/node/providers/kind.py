@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from iop.node.providers.chat_form import CHAT, NormalForm
 from iop.node.providers.questions import Question, models, working
 
-__all__ = ["Adapter", "Engine", "Figures"]
+__all__ = ["Adapter", "Capacity", "Engine", "Figures", "sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,30 @@ class Figures:
 
     running: int
     waiting: int | None = None
+
+
+def sums(series: re.Pattern[bytes], running: bytes, waiting: bytes) -> Callable[[bytes], Figures | None]:
+    """Read an engine's Prometheus metrics: the sums over all its cores. ``series`` finds names and values."""
+
+    def read(metrics: bytes) -> Figures | None:
+        found: dict[bytes, int] = {}
+        for name, value in series.findall(metrics):
+            try:
+                found[name] = found.get(name, 0) + int(float(value))
+            except ValueError:
+                return None
+        return Figures(found[running], found.get(waiting)) if running in found else None
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How to ask a server how many requests it works on at a time: a path that counts from the base URL without its
+    ``/v1``, and how to read the answer; None if it does not say."""
+
+    path: bytes
+    read: Callable[[bytes], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +70,8 @@ class Adapter:
     loopback. ``engine``: how to ask what its engine is doing, where it can be asked. ``api``: the paths of its own that
     a command may use, from the root of its server, with the method of each (EXEC-8). ``normal``: how it is asked for a
     normalized run, where it can be (EXEC-1). ``works_on``: whether it may go on with a request whose client has left
-    before the first token (TUN-5d). ``any_name``: it takes any model's name, whatever it lists. ``same`` brings names
+    before the first token (TUN-5d). ``capacity``: how to ask a server that was found how many requests suit it, where
+    it says so. ``any_name``: it takes any model's name, whatever it lists. ``same`` brings names
     that mean one model to one form.
     """
 
@@ -58,5 +84,6 @@ class Adapter:
     api: Mapping[bytes, bytes] = field(default_factory=dict)
     normal: NormalForm | None = CHAT
     works_on: bool = False
+    capacity: Capacity | None = None
     any_name: bool = False
     same: Callable[[str], str] = str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from iop.node.providers.kind import Adapter, Engine, Figures
+from iop.node.providers.kind import Adapter, Capacity, Engine, Figures
 from iop.node.providers.questions import Listing, Question, Said, alive
 
 __all__ = ["ADAPTER"]
@@ -26,12 +26,31 @@ class _Slot(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(list[_Slot])
 
 
+MOST_SLOTS = 1024
+
+
+class _Props(msgspec.Struct):
+    total_slots: int
+
+
+_PROPS = msgspec.json.Decoder(_Props)
+
+
 def read(slots: bytes) -> Figures | None:
     """The slots at work."""
     try:
         return Figures(sum(slot.is_processing or slot.state == 1 for slot in _DECODER.decode(slots)))
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _capacity(props: bytes) -> int | None:
+    """How many slots the server has."""
+    try:
+        slots = _PROPS.decode(props).total_slots
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return min(slots, MOST_SLOTS) if slots > 0 else None
 
 
 def _slots(status: int, body: bytes | None, target: str, listing: Listing) -> Said:
@@ -48,5 +67,6 @@ ADAPTER = Adapter(
     questions=(alive(b"/health"), Question(b"/slots", _slots)),
     engine=Engine(b"/slots", read, rest_s=2.0),
     works_on=True,
+    capacity=Capacity(b"/props", _capacity),
     any_name=True,
 )
