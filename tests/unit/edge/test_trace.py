@@ -16,7 +16,7 @@ LEASE = Lease(7, "n1", "p", "vllm", "t", 3, False, "r")
 def row(request_id: str, *notes: Note, client_id: str = "", came: int = 64, **more: Any) -> Row:
     outcome = RequestOutcome(1000.5, request_id, "chat", "ok", 200, 500.0, client_id, provider="p", node="n1",
                              **{"attempts": 1, **more})  # fmt: skip
-    return (outcome, 10.0, 10.1, came, LEASE, ReleaseCause.TERMINAL, (3600.0, 60.0, None), None,
+    return (outcome, 10.0, 10.1, came, LEASE, ReleaseCause.TERMINAL, 3600.0, 60.0, None, None,
             list(notes) or None)  # fmt: skip
 
 

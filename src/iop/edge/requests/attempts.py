@@ -157,12 +157,9 @@ class Dispatched(ABC):
         """Tell the caller; only the first error counts."""
 
     @abstractmethod
-    def _side_effects(self) -> bool:
-        """Whether asking a provider twice may do something twice (API-8)."""
-
-    @abstractmethod
-    def _held_bytes(self) -> int | None:
-        """Before OPEN: the size of what would be sent again; None when it is no longer here."""
+    def _repeated(self) -> tuple[bool, int | None]:
+        """Whether asking a provider twice may do something twice (API-8), and the size of what would be sent again,
+        None when it is no longer here. Asked before OPEN."""
 
     @abstractmethod
     def _withdrawn(self) -> None:
@@ -369,9 +366,10 @@ class Dispatched(ABC):
     def _replay(self, *, retryable: bool) -> Decision:
         """Decide whether the request could be sent again now, behind a failure that is ``retryable`` or not."""
         d, recovery = self._dispatcher, self._recovery
+        side_effects, held_bytes = self._repeated()
         return decide(
-            self._side_effects(),
-            self._held_bytes(),
+            side_effects,
+            held_bytes,
             recovery.readmissions if recovery is not None else 0,
             d.recovery,
             self._timer.at - d.wheel.now,
@@ -547,15 +545,15 @@ class Dispatched(ABC):
 
     def _keep(self, outcome: RequestOutcome, accepted_at: float) -> None:
         """Leave a record behind, at the end."""
-        notes, trace = self.notes, self._dispatcher.trace
+        notes, d = self.notes, self._dispatcher
         row = (
-            outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.clocks(),
-            self.at_once, notes,
+            outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.timeout_s,
+            d.pool.queue.limits.timeout_s, self.settings, self.at_once, notes,
         )  # fmt: skip
         if notes is None:
-            trace.straight(row)
+            d.trace.straight(row)
         else:
-            trace.noted(row)
+            d.trace.noted(row)
 
     def _note(self, what: str, **said: object) -> None:
         """Ids, codes, counts and times; nothing of what was asked or answered."""

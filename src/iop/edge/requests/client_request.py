@@ -252,19 +252,17 @@ class ClientRequest(Answered):
 
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
 
-    def _side_effects(self) -> bool:
+    def _repeated(self) -> tuple[bool, int | None]:
         intake, provider = self.intake, self.settings
         if not self.endpoint.computes:
-            return True
+            return True, intake.held_bytes
         stores = provider is not None and provider.stores_responses and self.endpoint.name == "responses"
-        return (stores or not intake.ordinary) and not intake.replayable(stores_by_default=stores)
+        side_effects = (stores or not intake.ordinary) and not intake.replayable(stores_by_default=stores)
+        return side_effects, intake.held_bytes
 
     @property
     def client_request_id(self) -> str:
         return self.intake.client_request_id
-
-    def _held_bytes(self) -> int | None:
-        return self.intake.held_bytes
 
     def _withdrawn(self) -> None:
         self._sse = False

@@ -303,11 +303,8 @@ class EdgeRun(Dispatched):
 
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
 
-    def _side_effects(self) -> bool:
-        return not self.spec.replayable
-
-    def _held_bytes(self) -> int:
-        return self._input_bytes
+    def _repeated(self) -> tuple[bool, int]:
+        return not self.spec.replayable, self._input_bytes
 
     def _withdrawn(self) -> None:
         self._started = False

@@ -105,9 +105,15 @@ class Record(NamedTuple):
     committed_bytes: int
     lease: Lease | None
     released: ReleaseCause | None
-    clocks: Clocks
+    timeout_s: float
+    queue_timeout_s: float
+    settings: ProviderSettings | None
     at_once: AtOnce | None
     notes: list[Note] | None
+
+    def clocks(self) -> Clocks:
+        """The bounds of the request's time."""
+        return self.timeout_s, self.queue_timeout_s, self.settings
 
 
 #: The same as a plain tuple, which takes a quarter of the time to make.
@@ -118,7 +124,9 @@ Row = tuple[
     int,
     "Lease | None",
     "ReleaseCause | None",
-    Clocks,
+    float,
+    float,
+    "ProviderSettings | None",
     "AtOnce | None",
     "list[Note] | None",
 ]
@@ -233,7 +241,7 @@ def page(record: Record) -> dict[str, Any]:
         "total_ms": o.duration_ms,
         "queue_ms": o.queue_ms,
         "first_ms": o.first_token_ms,
-        "clocks": _clocks(record.clocks),
+        "clocks": _clocks(record.clocks()),
         "events": [*first, *steps],
     }
 

@@ -44,6 +44,7 @@ from iop.store.runs import Kind
 from iop.wire import messages as m
 
 if TYPE_CHECKING:
+    from iop._fast.out import Writer
     from iop._fast.relay import Body, ProviderStream
     from iop._fast.runs import RunSource
     from iop.net.loop import Runtime
@@ -105,6 +106,7 @@ class ProviderCall(ABC):
         "_connection",
         "_deadline_at",
         "_error",
+        "_feeds",
         "_grace",
         "_head",
         "_heard",
@@ -151,6 +153,7 @@ class ProviderCall(ABC):
         self._grace: Timer | None = None
         self._reused = False
         self._unsent_bytes = 0  # of the request's body: still to come from the edge
+        self._feeds: Callable[[Writer | None], None] | None = None  # hears where that goes, None: nowhere any more
         self._sent_whole = False  # the provider has certainly read all of the request, now that it answers
         self._heard = False
         self._written = False  # something of the request had left when its connection was closed
@@ -187,6 +190,8 @@ class ProviderCall(ABC):
         connection.begin(self, self._request_head)
         for piece in self._pieces:
             connection.writer.write(piece)
+        if self._feeds is not None:
+            self._feeds(connection.writer)
 
     def connect_failed(self, error: IopError) -> None:
         self._error = error
@@ -235,10 +240,6 @@ class ProviderCall(ABC):
     def _send_error(self, failure: ExecutionFailure) -> None:
         """The terminal of one that failed or was cancelled."""
 
-    @abstractmethod
-    def _detached(self) -> None:
-        """The connection is no longer this call's."""
-
     # ---- for subclasses ----------------------------------------------------------------------------------------------
 
     def _answered(self, head: ResponseHead, *, has_body: bool) -> None:
@@ -262,7 +263,8 @@ class ProviderCall(ABC):
         head, connection = self._head, self._connection
         assert head is not None
         self._connection = None
-        self._detached()
+        if self._feeds is not None:
+            self._feeds(None)
         if connection is not None:
             keep = sound and self._sent_whole and head.keep_alive
             connection.finished(keep=keep, rest_s=self.provider.rest_s if streamed else 0.0)
@@ -454,7 +456,8 @@ class ProviderCall(ABC):
         self._connection = None
         self._heard = heard
         self._written = written
-        self._detached()
+        if self._feeds is not None:
+            self._feeds(None)
         if self.state is CLOSING:
             self._closed()
         elif error is not None:

@@ -241,9 +241,6 @@ class NormalizedRun(ProviderCall):
     def dropped_bytes(self) -> int:
         return self._dropped_bytes
 
-    def _detached(self) -> None:
-        """Nothing of a run's refers to its connection."""
-
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def _failure(self, error: IopError, *, close_confirmed: bool) -> ExecutionFailure:

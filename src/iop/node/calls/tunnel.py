@@ -15,7 +15,6 @@ from iop.errors import IopError, ProtocolError, ProviderConnectionLost, Provider
 from iop.execution.failure import ExecutionFailure
 from iop.execution.gate import Slot
 from iop.execution.usage import read_usage
-from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.node.calls.call import CONNECTING, ProviderCall
 from iop.node.calls.on_wire import on_wire
@@ -59,17 +58,14 @@ class Tunnel(ProviderCall):
         if request.body:
             self._pieces.append(request.body)
         self._unsent_bytes = request.body_bytes - len(request.body)
+        if request.body_follows:
+            self._feeds = self.stream.feeds
         self._eof_seen = False
         self._sse = False
 
     # ---- the request -------------------------------------------------------------------------------------------------
 
     open = ProviderCall.start  # its head is there, and the body may follow
-
-    def connected(self, connection: Connection) -> None:
-        ProviderCall.connected(self, connection)
-        if self._request.body_follows:
-            self.stream.feeds(connection.writer)
 
     def on_request_body(self, data: bytes, last: bool) -> None:
         """A chunk of the request body. One that does not fit the announced length breaks the wire contract."""
@@ -144,9 +140,6 @@ class Tunnel(ProviderCall):
     def _starved(self) -> bool:
         connection = self._connection
         return self._unsent_bytes > 0 and connection is not None and connection.writer.pending_bytes == 0
-
-    def _detached(self) -> None:
-        self.stream.feeds(None)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
