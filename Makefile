@@ -125,8 +125,8 @@ nightly: build
 		$(MAKE) --no-print-directory $$target SEEDS=1000 SECONDS=600 MUTANTS=--all || failed="$$failed $$target"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-# docs/configuration.md, from the models that read the files and the comments of configs/; docs/faults.md, from the
-# tables that the fault wall is tested against.
+# docs/configuration.md, from the models that read the files and the comments of configs/; docs/states.md, from the
+# tables of the machines; docs/faults.md, from the tables that the fault wall is tested against.
 docs: build
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tests.support.faultywall

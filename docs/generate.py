@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md: every setting with its type, bounds, default and meaning.
+"""Writes docs/configuration.md, every setting with its type, bounds, default and meaning, and docs/states.md.
 
     python docs/generate.py          # `make docs`; a test compares what it would write with what is there
 
@@ -16,8 +16,27 @@ from typing import Any
 
 from iop.config.edge import EdgeConfig
 from iop.config.node import NodeConfig
+from iop.edge.requests import attempts
+from iop.execution import gate, terminal
+from iop.net.http import server
+from iop.node.calls import call, watchdog
+from iop.node.uplink import reconnect
+from iop.pool import evidence, registry
+from iop.wire import session
 
 ROOT = Path(__file__).resolve().parents[1]
+
+STATES = """\
+# States
+
+Written by `make docs` from the tables that the programs run by; do not edit. An event that a state does not list is a
+fault of IOP: it raises InvalidTransition. [ARCHITECTURE.md](../ARCHITECTURE.md) says what each machine is for.
+"""
+
+#: The module of each machine, and its table.
+MACHINES = {module.__name__: module.TRANSITIONS for module in (
+    server, attempts, registry, evidence, session, call, watchdog, gate, terminal, reconnect,
+)}  # fmt: skip
 
 INTRODUCTION = """\
 # Configuration
@@ -85,6 +104,15 @@ MEANINGS = {
 
 def main() -> None:
     (ROOT / "docs/configuration.md").write_text(document(), encoding="utf-8")
+    (ROOT / "docs/states.md").write_text(states(), encoding="utf-8")
+
+
+def states() -> str:
+    """The whole file of the machines."""
+    diagrams = (
+        f"\n## {table.name} (`{module}`)\n\n```mermaid\n{table.diagram()}\n```\n" for module, table in MACHINES.items()
+    )
+    return STATES + "".join(diagrams)
 
 
 def document() -> str:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from iop.errors import InvalidTransition, UnknownProvider
+from iop.errors import UnknownProvider
+from iop.machine import Transitions
 
 __all__ = ["TRANSITIONS", "CapacityGate", "Slot", "SlotState"]
 
@@ -39,12 +40,16 @@ class _SlotEvent(enum.StrEnum):
 HELD, OWED, FREE = SlotState
 LINGERED, RELEASED = _SlotEvent
 
-TRANSITIONS: dict[tuple[SlotState, _SlotEvent], SlotState] = {
-    (HELD, LINGERED): OWED,
-    (HELD, RELEASED): FREE,
-    (OWED, LINGERED): OWED,
-    (OWED, RELEASED): FREE,
-}
+TRANSITIONS = Transitions(
+    "slot",
+    (HELD,),
+    {
+        (HELD, LINGERED): OWED,
+        (HELD, RELEASED): FREE,
+        (OWED, LINGERED): OWED,
+        (OWED, RELEASED): FREE,
+    },
+)
 
 
 class Slot:
@@ -74,10 +79,7 @@ class Slot:
         return owed
 
     def _move(self, event: _SlotEvent) -> None:
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            raise InvalidTransition(f"slot of {self.provider_id}", self.state, event)
-        self.state = state
+        self.state = TRANSITIONS[self.state, event]
 
 
 class CapacityGate:

@@ -19,6 +19,7 @@ import enum
 from iop.errors import AdapterNoTerminal, InternalError
 from iop.execution.events import RunEvent, RunEventKind
 from iop.execution.failure import failure_of
+from iop.machine import Transitions
 
 __all__ = ["TRANSITIONS", "RunState", "TerminalRule"]
 
@@ -30,18 +31,22 @@ class RunState(enum.StrEnum):
 
 
 _K = RunEventKind
-TRANSITIONS: dict[tuple[RunState, RunEventKind], RunState] = {
-    (RunState.OPENED, _K.START): RunState.STARTED,
-    (RunState.OPENED, _K.ERROR): RunState.ENDED,
-    (RunState.OPENED, _K.CANCELLED): RunState.ENDED,
-    (RunState.STARTED, _K.DELTA): RunState.STARTED,
-    (RunState.STARTED, _K.REASONING_DELTA): RunState.STARTED,
-    (RunState.STARTED, _K.TOOL_CALL_DELTA): RunState.STARTED,
-    (RunState.STARTED, _K.USAGE): RunState.STARTED,
-    (RunState.STARTED, _K.COMPLETE): RunState.ENDED,
-    (RunState.STARTED, _K.ERROR): RunState.ENDED,
-    (RunState.STARTED, _K.CANCELLED): RunState.ENDED,
-}
+TRANSITIONS = Transitions(
+    "run",
+    (RunState.OPENED,),
+    {
+        (RunState.OPENED, _K.START): RunState.STARTED,
+        (RunState.OPENED, _K.ERROR): RunState.ENDED,
+        (RunState.OPENED, _K.CANCELLED): RunState.ENDED,
+        (RunState.STARTED, _K.DELTA): RunState.STARTED,
+        (RunState.STARTED, _K.REASONING_DELTA): RunState.STARTED,
+        (RunState.STARTED, _K.TOOL_CALL_DELTA): RunState.STARTED,
+        (RunState.STARTED, _K.USAGE): RunState.STARTED,
+        (RunState.STARTED, _K.COMPLETE): RunState.ENDED,
+        (RunState.STARTED, _K.ERROR): RunState.ENDED,
+        (RunState.STARTED, _K.CANCELLED): RunState.ENDED,
+    },
+)
 
 
 class TerminalRule:

@@ -17,6 +17,7 @@ from iop.execution.failure import (
     ProviderHealth,
     normalise_evidence,
 )
+from iop.machine import Transitions
 
 __all__ = [
     "TRANSITIONS",
@@ -53,12 +54,16 @@ class Event(StrEnum):
     ENDED = "ended"
 
 
-TRANSITIONS: dict[tuple[OverlayState, Event], OverlayState] = {
-    (OverlayState.AVAILABLE, Event.LOWERED): OverlayState.UNAVAILABLE,
-    (OverlayState.AVAILABLE, Event.ENDED): OverlayState.OFFLINE,
-    (OverlayState.UNAVAILABLE, Event.RESTORED): OverlayState.AVAILABLE,
-    (OverlayState.UNAVAILABLE, Event.ENDED): OverlayState.OFFLINE,
-}
+TRANSITIONS = Transitions(
+    "health",
+    (OverlayState.AVAILABLE,),
+    {
+        (OverlayState.AVAILABLE, Event.LOWERED): OverlayState.UNAVAILABLE,
+        (OverlayState.AVAILABLE, Event.ENDED): OverlayState.OFFLINE,
+        (OverlayState.UNAVAILABLE, Event.RESTORED): OverlayState.AVAILABLE,
+        (OverlayState.UNAVAILABLE, Event.ENDED): OverlayState.OFFLINE,
+    },
+)
 
 
 class Source(StrEnum):

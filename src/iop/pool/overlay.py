@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 
-from iop.errors import InvalidTransition
 from iop.execution.failure import HealthReason, ProviderHealth
 from iop.pool.evidence import (
     TRANSITIONS,
@@ -351,9 +350,7 @@ class Overlay:
     def _move(self, node_id: str, generation: int, provider_id: str, scope: str | None, event: Event) -> Change:
         """The one place where what is lowered stops being so."""
         before = OverlayState.UNAVAILABLE
-        after = TRANSITIONS.get((before, event))
-        if after is None:
-            raise InvalidTransition(f"health of {provider_id}", before.value, event.value)
+        after = TRANSITIONS.after(before, event, f"of {provider_id}")
         del self._nodes[node_id].records[provider_id].lowered[scope]
         del self._asking[node_id, provider_id, scope, False]
         self._lowered -= 1

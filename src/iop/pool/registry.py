@@ -26,7 +26,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from iop.errors import InvalidTransition
+from iop.machine import Transitions
 
 __all__ = [
     "PROBE_TIMEOUT_S",
@@ -62,17 +62,21 @@ class NodeEvent(enum.StrEnum):
     LOST = "lost"
 
 
-TRANSITIONS: dict[tuple[NodeState, NodeEvent], NodeState] = {
-    (NodeState.OFFLINE, NodeEvent.CLAIMED): NodeState.PENDING,
-    (NodeState.PENDING, NodeEvent.READIED): NodeState.READY,
-    (NodeState.PENDING, NodeEvent.LOST): NodeState.OFFLINE,
-    (NodeState.READY, NodeEvent.READIED): NodeState.READY,
-    (NodeState.READY, NodeEvent.DRAINED): NodeState.DRAINING,
-    (NodeState.READY, NodeEvent.LOST): NodeState.OFFLINE,
-    (NodeState.DRAINING, NodeEvent.READIED): NodeState.DRAINING,
-    (NodeState.DRAINING, NodeEvent.DRAINED): NodeState.DRAINING,
-    (NodeState.DRAINING, NodeEvent.LOST): NodeState.OFFLINE,
-}
+TRANSITIONS = Transitions(
+    "node",
+    (NodeState.OFFLINE,),
+    {
+        (NodeState.OFFLINE, NodeEvent.CLAIMED): NodeState.PENDING,
+        (NodeState.PENDING, NodeEvent.READIED): NodeState.READY,
+        (NodeState.PENDING, NodeEvent.LOST): NodeState.OFFLINE,
+        (NodeState.READY, NodeEvent.READIED): NodeState.READY,
+        (NodeState.READY, NodeEvent.DRAINED): NodeState.DRAINING,
+        (NodeState.READY, NodeEvent.LOST): NodeState.OFFLINE,
+        (NodeState.DRAINING, NodeEvent.READIED): NodeState.DRAINING,
+        (NodeState.DRAINING, NodeEvent.DRAINED): NodeState.DRAINING,
+        (NodeState.DRAINING, NodeEvent.LOST): NodeState.OFFLINE,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +150,8 @@ class NodeRecord:
 
     def move(self, event: NodeEvent) -> None:
         """The one place where the state changes."""
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            raise InvalidTransition(f"node {self.node_id}", self.state.value, event.value, tuple(self.story))
+        self.state = TRANSITIONS.after(self.state, event, self.node_id, tuple(self.story))
         self.story.append(f"{event.value} (generation {self.generation})")
-        self.state = state
 
     @property
     def connected(self) -> bool:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Protocol
 
 from iop._fast.mux import Mux, Stream
 from iop._fast.out import Hub
-from iop.errors import InvalidTransition, ProtocolError
+from iop.errors import ProtocolError
+from iop.machine import Transitions
 from iop.wire import codec, limits
 from iop.wire import messages as m
 
@@ -30,6 +31,25 @@ class State(StrEnum):
     READY = "ready"
     CLOSED = "closed"
 
+
+class Event(StrEnum):
+    REGISTER = "register"
+    ACCEPT = "accept"
+    ACTIVATE = "activate"
+    CLOSE = "close"
+
+
+#: The edge begins connected, the node registering.
+TRANSITIONS = Transitions(
+    "session",
+    (State.CONNECTED, State.REGISTERING),
+    {
+        (State.CONNECTED, Event.REGISTER): State.REGISTERING,
+        (State.REGISTERING, Event.ACCEPT): State.PENDING,
+        (State.PENDING, Event.ACTIVATE): State.READY,
+        **{(state, Event.CLOSE): State.CLOSED for state in State},
+    },
+)
 
 #: Reasons of :meth:`Handler.ended` that are clocks: the peer broke no rule, it was silent or slow.
 TIMEOUTS = frozenset({"heartbeat_timeout", "write_stalled", "register_timeout", "ready_timeout"})
@@ -79,7 +99,6 @@ class Session:
     """
 
     _hears: ClassVar[dict[State, frozenset[type[Any]]]]
-    _transitions: ClassVar[dict[State, frozenset[State]]]
 
     def __init__(
         self, hub: Hub, handler: Handler, *, edge: bool, state: State, first_frame_bytes: int, max_frame_bytes: int,
@@ -121,7 +140,7 @@ class Session:
 
     def close(self) -> list[Stream]:
         """Ends the session without calling the handler; returns the streams that were still open. Idempotent."""
-        self.state = State.CLOSED
+        self._move(Event.CLOSE)
         return self.mux.close()
 
     # ---- input ------------------------------------------------------------------------------------------------------
@@ -154,10 +173,8 @@ class Session:
     def _beating(self) -> bool:
         return self.state in (State.PENDING, State.READY)
 
-    def _move(self, to: State) -> None:
-        if to not in self._transitions.get(self.state, frozenset()):
-            raise InvalidTransition(type(self).__name__, self.state.value, to.value)
-        self.state = to
+    def _move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
 
     def _arm(self, at: float | None, reason: str = "") -> None:
         self._deadline_at, self._deadline_reason = at, reason
@@ -180,7 +197,7 @@ class Session:
 
     def _end(self, reason: str, detail: str) -> None:
         if self.state is not State.CLOSED:
-            self.state = State.CLOSED
+            self._move(Event.CLOSE)
             self._handler.ended(reason, detail)
 
 
@@ -189,11 +206,6 @@ class EdgeSession(Session):
     NodeReadyRequest with ``activate`` or ``refuse_ready``."""
 
     _hears: ClassVar[dict[State, frozenset[type[Any]]]] = _EDGE_HEARS
-    _transitions: ClassVar[dict[State, frozenset[State]]] = {
-        State.CONNECTED: frozenset({State.REGISTERING}),
-        State.REGISTERING: frozenset({State.PENDING}),
-        State.PENDING: frozenset({State.READY}),
-    }
 
     def __init__(
         self, hub: Hub, handler: Handler, now: float, *, max_frame_bytes: int = limits.MAX_FRAME_BYTES,
@@ -224,7 +236,7 @@ class EdgeSession(Session):
 
     def _accepts(self, message: m.Message) -> None:
         if isinstance(message, m.RegisterRequest):
-            self._move(State.REGISTERING)
+            self._move(Event.REGISTER)
             self._arm(None)
             window = message.request_window_bytes or limits.STREAM_WINDOW_BYTES
             self.request_window_bytes = min(max(window, limits.SMALL_WINDOW_BYTES), 1 << 24)
@@ -237,7 +249,7 @@ class EdgeSession(Session):
         answer = codec.encode(
             m.RegisterResponse(True, config=config, edge_version=edge_version, protocol_version=limits.PROTOCOL_VERSION)
         )
-        self._move(State.PENDING)
+        self._move(Event.ACCEPT)
         self._frame_at = self._beat_at = now
         self._arm(now + self._timing.ready_s, "ready_timeout")
         self.mux.max_frame_bytes = self._max_frame_bytes
@@ -255,7 +267,7 @@ class EdgeSession(Session):
     def activate(self) -> None:
         """Answers NodeReadyRequest with ready=true: data may flow. A repeated one is acked and does nothing (REG-4)."""
         if self.state is State.PENDING:
-            self._move(State.READY)
+            self._move(Event.ACTIVATE)
             self._arm(None)
             self.mux.data_open = True
         self.send(m.NodeReadyResponse(True))
@@ -280,10 +292,6 @@ class NodeSession(Session):
     """The node's end. ``register`` opens the conversation; ``ready`` asks for work once everything is in place."""
 
     _hears: ClassVar[dict[State, frozenset[type[Any]]]] = _NODE_HEARS
-    _transitions: ClassVar[dict[State, frozenset[State]]] = {
-        State.REGISTERING: frozenset({State.PENDING}),
-        State.PENDING: frozenset({State.READY}),
-    }
 
     def __init__(
         self, hub: Hub, handler: Handler, now: float, *, max_frame_bytes: int = limits.MAX_FRAME_BYTES,
@@ -312,10 +320,10 @@ class NodeSession(Session):
         if isinstance(message, m.RegisterResponse):
             self._arm(None)
             if message.accepted:
-                self._move(State.PENDING)
+                self._move(Event.ACCEPT)
                 self.mux.max_frame_bytes = self._max_frame_bytes
         elif isinstance(message, m.NodeReadyResponse):
             self._arm(None)
             if message.ready and self.state is State.PENDING:
-                self._move(State.READY)
+                self._move(Event.ACTIVATE)
                 self.mux.data_open = True

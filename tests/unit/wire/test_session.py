@@ -166,7 +166,7 @@ def test_close_says_nothing_to_the_handler() -> None:
 
 def test_accept_belongs_behind_a_registration() -> None:
     side = Side(EdgeSession)
-    with pytest.raises(InvalidTransition, match="EdgeSession"):
+    with pytest.raises(InvalidTransition, match="session"):
         side.session.accept(CONFIG, "1", START)
 
 

@@ -30,8 +30,9 @@ from iop.edge.requests.retry import (
     decide,
 )
 from iop.edge.requests.trace import MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence
-from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, InvalidTransition, IopError, RequestCancelled
+from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, IopError, RequestCancelled
 from iop.ids import new_request_id
+from iop.machine import Transitions
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from iop._fast.runs import RunSink
     from iop.edge.requests.dispatcher import Dispatcher
     from iop.edge.requests.provider_settings import ProviderSettings
-    from iop.observability.logs import RequestOutcome
+from iop.observability.logs import RequestOutcome
 
 __all__ = ["Dispatched", "Outline", "State", "lingers"]
 
@@ -65,14 +66,38 @@ class State(StrEnum):
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
 NEW, WAITING, SENT, OPEN, CANCELLING, DONE = State
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    NEW: frozenset({WAITING, SENT, DONE}),
-    WAITING: frozenset({SENT, DONE}),
-    SENT: frozenset({WAITING, OPEN, CANCELLING, DONE}),
-    OPEN: frozenset({CANCELLING, DONE}),
-    CANCELLING: frozenset({DONE}),
-    DONE: frozenset(),
-}
+
+class Event(StrEnum):
+    QUEUED = "queued"
+    LEFT = "sent"
+    REQUEUED = "requeued"
+    SHOWN = "shown"
+    CANCELLED = "cancelled"
+    ENDED = "ended"
+
+
+QUEUED, LEFT, REQUEUED, SHOWN, CANCELLED, ENDED = Event
+
+TRANSITIONS = Transitions(
+    "request",
+    (NEW,),
+    {
+        (NEW, QUEUED): WAITING,
+        (NEW, LEFT): SENT,
+        (WAITING, LEFT): SENT,
+        (NEW, REQUEUED): WAITING,  # its node was gone before it could be sent
+        (WAITING, REQUEUED): WAITING,
+        (SENT, REQUEUED): WAITING,
+        (SENT, SHOWN): OPEN,
+        (SENT, CANCELLED): CANCELLING,
+        (OPEN, CANCELLED): CANCELLING,
+        (NEW, ENDED): DONE,
+        (WAITING, ENDED): DONE,
+        (SENT, ENDED): DONE,
+        (OPEN, ENDED): DONE,
+        (CANCELLING, ENDED): DONE,
+    },
+)
 
 # Refusals of the node itself: no provider was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
@@ -191,7 +216,7 @@ class Dispatched(ABC):
         if session is None:
             self._readmit(ReleaseCause.STALE_GRANT)
             return
-        self._move(SENT)
+        self._move(LEFT)
         self.attempts += 1
         self.sent_at = d.runtime.loop.time()
         try:
@@ -244,8 +269,7 @@ class Dispatched(ABC):
         assert ticket is not None
         assert lease is not None
         self._leased = False
-        if self.state is not WAITING:
-            self._move(WAITING)
+        self._move(REQUEUED)
         d.perform(d.pool.readmit(ticket, lease, d.now, cause=cause, held=held, lingering=lingering, recovery=recovery))
         if ticket.waiting:
             self._note_wait()
@@ -481,7 +505,7 @@ class Dispatched(ABC):
         assert session is not None
         stream.discard()
         if self.state is not CANCELLING:
-            self._move(CANCELLING)
+            self._move(CANCELLED)
         self._note("cancelling", reason=reason.name.lower())
         try:
             withdrawn = session.cancel(stream, self.request_id, reason)
@@ -498,7 +522,7 @@ class Dispatched(ABC):
         """It is over: the lease goes back, once, and the outcome is written down."""
         if self.state is DONE:
             return
-        self._move(DONE)
+        self._move(ENDED)
         d, lease = self._dispatcher, self.lease
         if self._timer is not None:
             self._timer.cancel()
@@ -516,10 +540,8 @@ class Dispatched(ABC):
         if actions:
             d.perform(actions)
 
-    def _move(self, to: State) -> None:
-        if to not in TRANSITIONS[self.state]:
-            raise InvalidTransition(type(self).__name__, self.state.value, to.value)
-        self.state = to
+    def _move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
 
     # ---- the trace (OBS-7) -------------------------------------------------------------------------------------------
 
@@ -534,7 +556,7 @@ class Dispatched(ABC):
         if ticket.stood is not None:
             self.at_once = now, ticket.stood
         else:
-            self._move(WAITING)
+            self._move(QUEUED)
             self._note("waiting", **candidates(d.pool, ticket))
             d.watch_queue()
         return lease

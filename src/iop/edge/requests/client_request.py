@@ -17,7 +17,7 @@ from iop._fast.sse import ERROR, FINISH
 from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.headers import frame_answer, read_answer, rest_of, to_provider
 from iop.edge.api.routes import Endpoint
-from iop.edge.requests.attempts import CANCELLING, OPEN, SENT, State
+from iop.edge.requests.attempts import CANCELLED, CANCELLING, OPEN, SENT, SHOWN, State
 from iop.edge.requests.response import Answered
 from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
 from iop.edge.requests.trace import Outline
@@ -220,7 +220,7 @@ class ClientRequest(Answered):
         """The first byte goes to the client: from here on there is no other answer."""
         stream = self.stream
         assert stream is not None
-        self._move(OPEN)
+        self._move(SHOWN)
         self.status = self._provider_status
         self._commit_bytes = stream.body_bytes
         self._first_at = self._dispatcher.runtime.loop.time()
@@ -328,7 +328,7 @@ class ClientRequest(Answered):
         """The client closed behind the last event, as SDKs do: the provider is about to end, too, and its connection
         is worth keeping. If it does not end soon, it is cancelled after all."""
         stream.discard()
-        self._move(CANCELLING)
+        self._move(CANCELLED)
         if self._permit is not None:
             self._permit.free()
         self._timer.cancel()

@@ -23,7 +23,7 @@ from iop._fast.runs import RunSink
 from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
 from iop.edge.api.headers import rest_of
-from iop.edge.requests.attempts import CANCELLING, DONE, OPEN, SENT, Dispatched, lingers
+from iop.edge.requests.attempts import CANCELLING, DONE, LEFT, OPEN, SENT, SHOWN, Dispatched, lingers
 from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES
 from iop.edge.requests.trace import Outline
 from iop.errors import (
@@ -177,7 +177,7 @@ class EdgeRun(Dispatched):
         provider = _provider(d.nodes.payloads[node_id], spec.adapter)
         self._begin()
         d.direct_runs += 1
-        self._move(SENT)
+        self._move(LEFT)
         self._node_id, self._provider_id = node_id, provider.id
         self.attempts = 1
         self.sent_at = d.runtime.loop.time()
@@ -296,7 +296,7 @@ class EdgeRun(Dispatched):
 
     def _shown(self, text_bytes: int) -> None:
         """The listener hears more than the start: from here on there is no other answer, and the input is let go of."""
-        self._move(OPEN)
+        self._move(SHOWN)
         self._first_at = self._dispatcher.runtime.loop.time()
         self._commit_bytes = text_bytes
         self.spec = replace(self.spec, given=b"")

@@ -30,6 +30,7 @@ from iop._fast.body import FRAMING_CHUNKED, FRAMING_NONE, BodyDecoder, HeadFinde
 from iop._fast.out import Writer
 from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge, RequestTimeout
 from iop.ids import new_request_id
+from iop.machine import Transitions
 from iop.net import flow
 from iop.net.http.closing import CUT, DELIVER, LINGER_S, REFUSE, Closing, Way
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
@@ -66,14 +67,32 @@ class State(StrEnum):
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
 IDLE, HEAD, BODY, BUSY, DISCARD, CLOSED = State
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    IDLE: frozenset({HEAD, BODY, CLOSED}),
-    HEAD: frozenset({BODY, CLOSED}),
-    BODY: frozenset({BUSY, DISCARD, CLOSED}),
-    BUSY: frozenset({IDLE, CLOSED}),
-    DISCARD: frozenset({IDLE, CLOSED}),
-    CLOSED: frozenset(),
-}
+
+class Event(StrEnum):
+    BYTES = "bytes"
+    PARSED = "head parsed"
+    COMPLETE = "complete"
+    REFUSED = "answered early"
+    NEXT = "next request"
+    CLOSE = "close"
+
+
+BYTES, PARSED, COMPLETE, REFUSED, NEXT, CLOSE = Event
+
+TRANSITIONS = Transitions(
+    "HTTP connection",
+    (IDLE,),
+    {
+        (IDLE, BYTES): HEAD,
+        (IDLE, PARSED): BODY,
+        (HEAD, PARSED): BODY,
+        (BODY, COMPLETE): BUSY,
+        (BODY, REFUSED): DISCARD,
+        (BUSY, NEXT): IDLE,
+        (DISCARD, NEXT): IDLE,
+        **{(state, CLOSE): CLOSED for state in State},
+    },
+)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -128,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.state = CLOSED
+        self._move(CLOSE)
         self._abandon("client_gone")
 
     def eof_received(self) -> None:
@@ -163,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
     # ---- input ------------------------------------------------------------------------------------------------------
 
     def _wait(self, data: bytes) -> None:
-        """Keeps pipelined bytes up to a bound, then stops reading (D9)."""
+        """Keeps pipelined bytes up to a bound, then stops reading (API-6)."""
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         if self._waiting_bytes > PIPELINE_BYTES:
@@ -240,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
         if block is not None:
             self._begin(parse_request(block))
         elif self.state is IDLE:
-            self._move(HEAD)
+            self._move(BYTES)
             self._set_deadline(self.server.limits.header_timeout_s)
         return used
 
@@ -248,7 +267,7 @@ class HttpConnection(asyncio.Protocol):
         server = self.server
         limits, framing, length = server.limits, head.framing, head.content_length
         self._exchange = exchange = Exchange(self, head, server.runtime.loop.time())
-        self._move(BODY)
+        self._move(PARSED)
         self._asked = True
         self._set_deadline(limits.body_timeout_s / WINDOW_PARTS)
         if self._progress:
@@ -373,7 +392,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_deadline(min(LINGER_S, self._discard_until - self.server.runtime.wheel.now))
 
     def _complete(self, exchange: Exchange) -> None:
-        self._move(BUSY)
+        self._move(COMPLETE)
         self._deadline_at = 0.0
         self.server.app.request_complete(exchange)
 
@@ -390,7 +409,7 @@ class HttpConnection(asyncio.Protocol):
                 self.close(reset=False, refused=True)
             return
         if self.state is BODY:
-            self._move(BUSY)
+            self._move(COMPLETE)
         if self.state is not BUSY:
             return
         if not keep_alive:
@@ -401,7 +420,7 @@ class HttpConnection(asyncio.Protocol):
     def _discard(self, *, keep: bool) -> None:
         """Reads and drops what is left of the body; then the next request may come, or the connection closes. The
         client is told at once that there is no more, if it can be."""
-        self._move(DISCARD)
+        self._move(REFUSED)
         self._keep = keep
         self._discarded = 0
         self._discard_until = self.server.runtime.wheel.now + REFUSED_BODY_S
@@ -415,7 +434,7 @@ class HttpConnection(asyncio.Protocol):
                 self._set_deadline(LINGER_S)
 
     def _go_idle(self) -> None:
-        self._move(IDLE)
+        self._move(NEXT)
         self._decoder = None
         self._set_deadline(self.server.limits.idle_timeout_s)
         if self._waiting:
@@ -448,7 +467,7 @@ class HttpConnection(asyncio.Protocol):
                 self._closing.give_up()
             return
         if reset:
-            self._move(CLOSED)
+            self._move(CLOSE)
             flow.abort(transport, reset=True)
         else:
             self._waiting.clear()
@@ -461,7 +480,7 @@ class HttpConnection(asyncio.Protocol):
     def _end(self, way: Way) -> None:
         transport = self._transport
         assert transport is not None
-        self._move(CLOSED)
+        self._move(CLOSE)
         self.writer.flush_now()
         server = self.server
         self._closing = Closing(way, transport, server.runtime.wheel.now, server.limits.client_idle_timeout_s)
@@ -496,7 +515,7 @@ class HttpConnection(asyncio.Protocol):
         exchange, transport = self._exchange, self._transport
         assert exchange is not None
         assert transport is not None
-        self._move(CLOSED)
+        self._move(CLOSE)
         flow.abort(transport, reset=exchange.head.http10)
         self._abandon("client_gone")
 
@@ -574,10 +593,8 @@ class HttpConnection(asyncio.Protocol):
             return
         wheel.arm(min(limit / 4, 5.0), self._watch_writing)
 
-    def _move(self, to: State) -> None:
-        if to is not self.state:
-            assert to in TRANSITIONS[self.state], f"{self.state} -> {to}"
-            self.state = to
+    def _move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
 
 
 class HttpServer:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Protocol
 from iop.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidTransition,
     IopError,
     ProviderConnectionLost,
     ProviderRedirected,
@@ -34,6 +33,7 @@ from iop.errors import (
 )
 from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of
 from iop.execution.gate import FREE, Slot
+from iop.machine import Transitions
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.net.wheel import Timer
@@ -69,13 +69,33 @@ class State(StrEnum):
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
 CONNECTING, WAITING, BODY, CLOSING, DONE = State
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    CONNECTING: frozenset({WAITING, CLOSING, DONE}),
-    WAITING: frozenset({CONNECTING, BODY, CLOSING, DONE}),
-    BODY: frozenset({CLOSING, DONE}),
-    CLOSING: frozenset({DONE}),
-    DONE: frozenset(),
-}
+
+class Event(StrEnum):
+    CONNECTED = "connected"
+    FOUND_DEAD = "found dead"  # a kept connection, before a byte of the request had left
+    HEAD = "head"
+    STOPPED = "stopped"  # by a cancel, a clock or a fault
+    ENDED = "ended"
+
+
+CONNECTED, FOUND_DEAD, HEAD, STOPPED, ENDED = Event
+
+TRANSITIONS = Transitions(
+    "call",
+    (CONNECTING,),
+    {
+        (CONNECTING, CONNECTED): WAITING,
+        (WAITING, FOUND_DEAD): CONNECTING,
+        (WAITING, HEAD): BODY,
+        (CONNECTING, STOPPED): CLOSING,
+        (WAITING, STOPPED): CLOSING,
+        (BODY, STOPPED): CLOSING,
+        (CONNECTING, ENDED): DONE,
+        (WAITING, ENDED): DONE,
+        (BODY, ENDED): DONE,
+        (CLOSING, ENDED): DONE,
+    },
+)
 
 
 class CallOwner(Protocol):
@@ -183,7 +203,7 @@ class ProviderCall(ABC):
 
     def connected(self, connection: Connection) -> None:
         """A connection is there: the request goes out, as much of it as has come."""
-        self._move(WAITING)
+        self._move(CONNECTED)
         self._connection = connection
         self._since = self._owner.runtime.wheel.now
         self._reused = connection.reused
@@ -245,7 +265,7 @@ class ProviderCall(ABC):
     def _answered(self, head: ResponseHead, *, has_body: bool) -> None:
         """The answer begins. A provider may answer without reading the request's body and keep the connection: the next
         request would then come behind what is unread, and be read as a part of it (TUN-5b)."""
-        self._move(BODY)
+        self._move(HEAD)
         self._head = head
         self._pieces = []
         if not has_body or 200 <= head.status < 300:
@@ -375,7 +395,7 @@ class ProviderCall(ABC):
             if not self._stalling:
                 self._report()
                 return
-        self._move(CLOSING)
+        self._move(STOPPED)
         if connection is None:
             self._closed()
             return
@@ -464,7 +484,7 @@ class ProviderCall(ABC):
             self._error = error
             self._report()
         elif self.state is WAITING and self._reused and not written:
-            self._move(CONNECTING)  # it was dead before we used it: part of setting up a connection
+            self._move(FOUND_DEAD)  # it was dead before we used it: part of setting up a connection
             self.provider.pool.connect(self)
         elif self.state is BODY and self._ends_later():
             pass  # it will end by itself
@@ -478,7 +498,7 @@ class ProviderCall(ABC):
         """The one terminal, and the slot back."""
         if self.state is DONE:
             return
-        self._move(DONE)
+        self._move(ENDED)
         if self._grace is not None:
             self._grace.cancel()
         error = self._error
@@ -501,7 +521,5 @@ class ProviderCall(ABC):
             engine_lingers=self._lingers,
         )
 
-    def _move(self, to: State) -> None:
-        if to not in TRANSITIONS[self.state]:
-            raise InvalidTransition(type(self).__name__, self.state.value, to.value)
-        self.state = to
+    def _move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]

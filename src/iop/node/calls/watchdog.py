@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from iop.errors import InvalidTransition
 from iop.execution.failure import ExecutionFailure, ProviderHealth, stalled
+from iop.machine import Transitions
 
 __all__ = ["INTERVALS", "STALL_MS", "Do", "Phase", "Watchdog"]
 
@@ -47,13 +47,25 @@ class Phase(StrEnum):
 # By their bare names: looking a member up on its Enum class takes five times as long as a global.
 QUIET, FIRST, FLOWING, CLAIMED, REPORTED = Phase
 
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    QUIET: frozenset({FLOWING, CLAIMED}),
-    FIRST: frozenset({FLOWING, CLAIMED}),
-    FLOWING: frozenset({CLAIMED}),
-    CLAIMED: frozenset({REPORTED}),
-    REPORTED: frozenset(),
-}
+
+class Event(StrEnum):
+    PROGRESS = "progress"
+    SILENCE = "silence"
+    KNOWN = "known"  # how the provider is, and whether the call has closed
+
+
+TRANSITIONS = Transitions(
+    "watchdog",
+    (QUIET, FIRST),
+    {
+        (QUIET, Event.PROGRESS): FLOWING,
+        (FIRST, Event.PROGRESS): FLOWING,
+        (QUIET, Event.SILENCE): CLAIMED,
+        (FIRST, Event.SILENCE): CLAIMED,
+        (FLOWING, Event.SILENCE): CLAIMED,
+        (CLAIMED, Event.KNOWN): REPORTED,
+    },
+)
 
 
 class Watchdog:
@@ -108,7 +120,7 @@ class Watchdog:
         if self.phase is QUIET and not progressed:
             return self._look_quietly(now, since, held)
         if progressed and self.phase in (QUIET, FIRST):
-            self._move(FLOWING)
+            self._move(Event.PROGRESS)
         first = self.phase is FIRST
         limit_s = self._first_s if first else self._stall_s
         if held:
@@ -153,7 +165,7 @@ class Watchdog:
         self._probed_at += lost_s
 
     def _claim(self, now: float, since: float) -> None:
-        self._move(CLAIMED)
+        self._move(Event.SILENCE)
         self.idle_s = now - since
 
     # ---- after the claim; each says whether the report is due now, which is said once --------------------------------
@@ -184,7 +196,7 @@ class Watchdog:
     def _due(self) -> bool:
         if self.phase is not CLAIMED or self._health is None or not (self.closed or self.grace_over):
             return False
-        self._move(REPORTED)
+        self._move(Event.KNOWN)
         return True
 
     def failure(self) -> ExecutionFailure:
@@ -200,7 +212,5 @@ class Watchdog:
             engine_busy=self._busy,
         )
 
-    def _move(self, to: Phase) -> None:
-        if to not in TRANSITIONS[self.phase]:
-            raise InvalidTransition(type(self).__name__, self.phase.value, to.value)
-        self.phase = to
+    def _move(self, event: Event) -> None:
+        self.phase = TRANSITIONS[self.phase, event]

@@ -25,7 +25,8 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from iop.errors import InvalidArgument, InvalidTransition
+from iop.errors import InvalidArgument
+from iop.machine import Transitions
 
 __all__ = [
     "EXIT_CODES",
@@ -102,15 +103,19 @@ class _Event(enum.StrEnum):
     STOP = "stop"
 
 
-TRANSITIONS: dict[tuple[State, _Event], State] = {
-    (State.CONNECTING, _Event.READY): State.READY,
-    (State.CONNECTING, _Event.FAILED): State.WAITING,
-    (State.CONNECTING, _Event.STOP): State.STOPPED,
-    (State.READY, _Event.FAILED): State.WAITING,
-    (State.READY, _Event.STOP): State.STOPPED,
-    (State.WAITING, _Event.RETRY): State.CONNECTING,
-    (State.WAITING, _Event.STOP): State.STOPPED,
-}
+TRANSITIONS = Transitions(
+    "supervisor",
+    (State.CONNECTING,),
+    {
+        (State.CONNECTING, _Event.READY): State.READY,
+        (State.CONNECTING, _Event.FAILED): State.WAITING,
+        (State.CONNECTING, _Event.STOP): State.STOPPED,
+        (State.READY, _Event.FAILED): State.WAITING,
+        (State.READY, _Event.STOP): State.STOPPED,
+        (State.WAITING, _Event.RETRY): State.CONNECTING,
+        (State.WAITING, _Event.STOP): State.STOPPED,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +203,5 @@ class SupervisorPolicy:
         return Exit(EXIT_CODES[Ended.LOCAL_SHUTDOWN], Ended.LOCAL_SHUTDOWN)
 
     def _move(self, event: _Event) -> None:
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            raise InvalidTransition("supervisor", self.state, event, tuple(self._story))
+        self.state = TRANSITIONS.after(self.state, event, "of this node", tuple(self._story))
         self._story.append(event)
-        self.state = state
