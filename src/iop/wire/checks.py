@@ -7,14 +7,17 @@ value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from iop.errors import ProtocolError
 from iop.wire import limits
 from iop.wire import messages as m
 
-__all__ = ["CHECKS", "BadMessage", "check_tunnel"]
+__all__ = [
+    "BadMessage", "check_cancel", "check_code", "check_command", "check_command_response", "check_config",
+    "check_event", "check_ready", "check_refreshed", "check_register", "check_register_response", "check_run",
+    "check_tunnel",
+]  # fmt: skip
 
 
 class BadMessage(Exception):
@@ -30,13 +33,13 @@ def _name(value: str, what: str) -> None:
     _need(0 < len(value) <= limits.MAX_NAME_CHARS, what)
 
 
-def _check_register(p: Any) -> None:
+def check_register(p: Any) -> None:
     _need(0 < len(p.token) <= limits.MAX_TOKEN_CHARS, "token")
     _need(len(p.node_version) <= limits.MAX_NAME_CHARS, "node_version")
     _need(len(p.capabilities.adapters) <= limits.MAX_ADAPTERS, "capabilities")
 
 
-def _check_config(p: Any) -> None:
+def check_config(p: Any) -> None:
     _name(p.node_id, "node_id")
     _need(len(p.providers) <= limits.MAX_PROVIDERS, "providers")
     for provider in p.providers:
@@ -45,20 +48,20 @@ def _check_config(p: Any) -> None:
         _need(provider.max_concurrency > 0, "providers.max_concurrency")
 
 
-def _check_register_response(p: Any) -> None:
+def check_register_response(p: Any) -> None:
     if p.accepted:
         _need(p.HasField("config"), "config")
-        _check_config(p.config)
+        check_config(p.config)
 
 
-def _check_ready(p: Any) -> None:
+def check_ready(p: Any) -> None:
     _name(p.node_id, "node_id")
     _need(len(p.held) <= limits.MAX_PROVIDERS, "held")
     _check_rejected(p)
 
 
-def _check_refreshed(p: Any) -> None:
-    _check_code(p)
+def check_refreshed(p: Any) -> None:
+    check_code(p)
     _check_rejected(p)
 
 
@@ -70,7 +73,7 @@ def _check_rejected(p: Any) -> None:
         _need(len(one.detail) <= limits.MAX_NAME_CHARS, "rejected.detail")
 
 
-def _check_execution(p: Any) -> None:
+def check_run(p: Any) -> None:
     _need(p.stream_id > 0, "stream_id")
     _name(p.run_id, "run_id")
     _name(p.adapter, "adapter")
@@ -105,7 +108,7 @@ def _short_enough(r: m.ProviderTunnelRequest) -> bool:
     return names <= limits.MAX_NAME_CHARS and max(len(r.path), len(r.query)) <= limits.MAX_LINE_BYTES
 
 
-def _check_code(p: Any) -> None:
+def check_code(p: Any) -> None:
     _need(len(p.code) <= limits.MAX_NAME_CHARS and len(p.ref) <= limits.MAX_NAME_CHARS, "code")
 
 
@@ -116,14 +119,18 @@ def _check_command_address(p: Any) -> None:
     _need(len(p.session_id) <= limits.MAX_NAME_CHARS, "session_id")
 
 
-def _check_command(p: Any) -> None:
+def check_cancel(p: Any) -> None:
+    _need(p.stream_id > 0, "stream_id")
+
+
+def check_command(p: Any) -> None:
     _check_command_address(p)
     _need(len(p.argument) <= limits.MAX_LINE_BYTES, "argument")
     _need(len(p.body) <= limits.MAX_COMMAND_BODY_BYTES, "body")
     _check_names(p.targets, "targets")
 
 
-def _check_command_response(p: Any) -> None:
+def check_command_response(p: Any) -> None:
     _check_command_address(p)
     _need(len(p.message) <= limits.MAX_MESSAGE_BYTES, "message")
     _need(len(p.result) <= limits.MAX_COMMAND_RESULT_BYTES, "result")
@@ -139,7 +146,7 @@ def _check_names(names: Any, what: str) -> None:
         _name(name, what)
 
 
-def _check_event(p: Any) -> None:
+def check_event(p: Any) -> None:
     _need(p.WhichOneof("event") is not None, "event")
     _check_inventory(p.inventory)
 
@@ -158,18 +165,3 @@ def _check_inventory(p: Any) -> None:
         for entry in lists:
             _need(len(entry.models) <= limits.MAX_LISTED_MODELS, "inventory.models")
             _need(all(0 < len(name) <= limits.MAX_NAME_CHARS for name in entry.models), "inventory.models")
-
-
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "register_request": _check_register,
-    "register_response": _check_register_response,
-    "node_ready_request": _check_ready,
-    "config_refresh_request": lambda p: _check_config(p.config),
-    "run_request": _check_execution,
-    "goodbye": _check_code,
-    "config_refresh_response": _check_refreshed,
-    "cancel_request": lambda p: _need(p.stream_id > 0, "stream_id"),
-    "edge_node_event": _check_event,
-    "node_command_request": _check_command,
-    "node_command_response": _check_command_response,
-}

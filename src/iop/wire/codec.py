@@ -22,8 +22,9 @@ from iop._fast.message import Message
 from iop.errors import ProtocolError
 from iop.wire import limits
 from iop.wire import messages as m
-from iop.wire.checks import CHECKS, BadMessage, check_tunnel
+from iop.wire.checks import BadMessage, check_tunnel
 from iop.wire.pb import runtime_pb2 as pb
+from iop.wire.registry import BY_PAYLOAD, PAYLOAD_OF
 
 __all__ = ["HotFrame", "decode", "encode", "run_event", "tunnel_error"]
 
@@ -37,23 +38,6 @@ class HotFrame:
 
 
 # ---- plain values <-> pb, by field name -----------------------------------------------------------------------------
-
-_PAYLOADS: dict[str, type[Any]] = {
-    "register_request": m.RegisterRequest,
-    "register_response": m.RegisterResponse,
-    "node_ready_request": m.NodeReadyRequest,
-    "node_ready_response": m.NodeReadyResponse,
-    "goodbye": m.Goodbye,
-    "edge_node_event": m.EdgeNodeEvent,
-    "provider_tunnel_request": m.ProviderTunnelRequest,
-    "run_request": m.RunRequest,
-    "cancel_request": m.CancelRequest,
-    "node_command_request": m.NodeCommandRequest,
-    "node_command_response": m.NodeCommandResponse,
-    "config_refresh_request": m.ConfigRefreshRequest,
-    "config_refresh_response": m.ConfigRefreshResponse,
-}
-_NAME_OF: dict[type[Any], str] = {cls: name for name, cls in _PAYLOADS.items()}
 
 
 @dataclass(slots=True)
@@ -155,7 +139,7 @@ def encode(message: m.Message) -> bytes:
         frame = _encode_tunnel_request(message)
     else:
         envelope = pb.Envelope()
-        target = getattr(envelope, _NAME_OF[type(message)])
+        target = getattr(envelope, PAYLOAD_OF[type(message)])
         target.SetInParent()
         _fill(target, message)
         frame = _frame(envelope)
@@ -307,16 +291,15 @@ def decode(data: bytes) -> m.Message | HotFrame:
         if name == "run_event":
             frame.fields["number"] = len(data) + 4
         return frame
-    cls = _PAYLOADS.get(name)
-    if cls is None:
+    row = BY_PAYLOAD.get(name)
+    if row is None:
         raise ProtocolError("unsupported_payload", name)
-    check = CHECKS.get(name)
-    if check is not None:
+    if row.check is not None:
         try:
-            check(payload)
+            row.check(payload)
         except BadMessage as bad:
             raise ProtocolError("bad_message", f"{name}.{bad.args[0]}") from None
-    return cast("m.Message", _value(cls, payload))
+    return cast("m.Message", _value(row.message, payload))
 
 
 def _tunnel_request(p: Any) -> m.ProviderTunnelRequest:

@@ -20,16 +20,9 @@ from iop.errors import ProtocolError
 from iop.machine import Transitions
 from iop.wire import codec, limits
 from iop.wire import messages as m
+from iop.wire.registry import EDGE_HEARS, NODE_HEARS, State
 
 __all__ = ["EdgeSession", "Handler", "NodeSession", "Session", "State"]
-
-
-class State(StrEnum):
-    CONNECTED = "connected"
-    REGISTERING = "registering"
-    PENDING = "pending"
-    READY = "ready"
-    CLOSED = "closed"
 
 
 class Event(StrEnum):
@@ -64,32 +57,6 @@ class Handler(Protocol):
     def ended(self, reason: str, detail: str) -> None:
         """The connection must be closed now; called once. ``reason`` is from a closed set: a protocol error's reason,
         or one of :data:`TIMEOUTS`."""
-
-
-_BOTH_READY: frozenset[type[Any]] = frozenset({m.Goodbye, m.EdgeNodeEvent})
-
-# What may come in which state, by role. Anything else is a protocol error, "wrong_state" (E4).
-_EDGE_HEARS: dict[State, frozenset[type[Any]]] = {
-    State.CONNECTED: frozenset({m.RegisterRequest}),
-    State.REGISTERING: frozenset({m.Goodbye}),
-    State.PENDING: frozenset({m.NodeReadyRequest, m.ConfigRefreshResponse, m.Goodbye}),
-    State.READY: _BOTH_READY | {m.NodeReadyRequest, m.NodeCommandResponse, m.ConfigRefreshResponse},
-    State.CLOSED: frozenset(),
-}
-_NODE_HEARS: dict[State, frozenset[type[Any]]] = {
-    State.REGISTERING: frozenset({m.RegisterResponse, m.Goodbye}),
-    State.PENDING: frozenset({m.NodeReadyResponse, m.ConfigRefreshRequest, m.Goodbye}),
-    State.READY: _BOTH_READY
-    | {
-        m.NodeReadyResponse,
-        m.ProviderTunnelRequest,
-        m.RunRequest,
-        m.CancelRequest,
-        m.NodeCommandRequest,
-        m.ConfigRefreshRequest,
-    },
-    State.CLOSED: frozenset(),
-}
 
 
 class Session:
@@ -205,7 +172,7 @@ class EdgeSession(Session):
     """The edge's end. The owner answers a RegisterRequest with ``accept`` or ``reject`` (now or later), and a
     NodeReadyRequest with ``activate`` or ``refuse_ready``."""
 
-    _hears: ClassVar[dict[State, frozenset[type[Any]]]] = _EDGE_HEARS
+    _hears: ClassVar[dict[State, frozenset[type[Any]]]] = EDGE_HEARS
 
     def __init__(
         self, hub: Hub, handler: Handler, now: float, *, max_frame_bytes: int = limits.MAX_FRAME_BYTES,
@@ -291,7 +258,7 @@ class EdgeSession(Session):
 class NodeSession(Session):
     """The node's end. ``register`` opens the conversation; ``ready`` asks for work once everything is in place."""
 
-    _hears: ClassVar[dict[State, frozenset[type[Any]]]] = _NODE_HEARS
+    _hears: ClassVar[dict[State, frozenset[type[Any]]]] = NODE_HEARS
 
     def __init__(
         self, hub: Hub, handler: Handler, now: float, *, max_frame_bytes: int = limits.MAX_FRAME_BYTES,
