@@ -32,7 +32,6 @@ from iop.edge.requests.retry import (
 from iop.edge.requests.trace import MAX_NOTES, AtOnce, Clocks, Note, Outline, candidates, evidence
 from iop.errors import ClientGone, ClientIdle, DeadlineExceeded, IopError, RequestCancelled
 from iop.ids import new_request_id
-from iop.machine import Transitions
 from iop.pool.lease import Actions, Lease, ReleaseCause, Ticket
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from iop._fast.runs import RunSink
     from iop.edge.requests.dispatcher import Dispatcher
     from iop.edge.requests.provider_settings import ProviderSettings
-from iop.observability.logs import RequestOutcome
+from iop.machine import Transitions
 
 __all__ = ["Dispatched", "Outline", "State", "lingers"]
 
@@ -113,9 +112,7 @@ class Dispatched(ABC):
     """See the module. Subclasses say what is sent, and what the caller is told."""
 
     __slots__ = (
-        "_commit_bytes",
         "_dispatcher",
-        "_first_at",
         "_leased",
         "_lost_once",
         "_recovery",
@@ -124,7 +121,9 @@ class Dispatched(ABC):
         "_timer",
         "at_once",
         "attempts",
+        "commit_bytes",
         "error",
+        "first_at",
         "lease",
         "notes",
         "released",
@@ -159,8 +158,8 @@ class Dispatched(ABC):
         self._refusals = 0
         self._lost_once = False
         self._recovery: Recovery | None = None  # once an attempt has failed
-        self._first_at = 0.0  # when OPEN began, and how much of the answer had come by then
-        self._commit_bytes = 0
+        self.first_at = 0.0  # when OPEN began, and how much of the answer had come by then
+        self.commit_bytes = 0
         self.error: IopError | None = None  # what the caller was told, or would have been
         self.sent_at = 0.0  # the last attempt
         # Of the provider, as they were configured when the request was sent there.
@@ -468,7 +467,7 @@ class Dispatched(ABC):
     def _count_recovery(self) -> None:
         """What became of a request that was sent again. Every end passes here, a deadline and a shutdown too."""
         cancelled = isinstance(self.error, ClientGone | ClientIdle | RequestCancelled)
-        result = "recovered" if self._first_at else "cancelled" if cancelled else "failed"
+        result = "recovered" if self.first_at else "cancelled" if cancelled else "failed"
         api = self.outline().api
         self._dispatcher.metrics.recovery_results[api, result].value += 1
         self._log_recovery(api, result=result)
@@ -564,18 +563,6 @@ class Dispatched(ABC):
     def clocks(self) -> Clocks:
         """The bounds of this request's time."""
         return self.timeout_s, self._dispatcher.pool.queue.limits.timeout_s, self.settings
-
-    def _keep(self, outcome: RequestOutcome, accepted_at: float) -> None:
-        """Leave a record behind, at the end."""
-        notes, d = self.notes, self._dispatcher
-        row = (
-            outcome, accepted_at, self.sent_at, self._commit_bytes, self.lease, self.released, self.timeout_s,
-            d.pool.queue.limits.timeout_s, self.settings, self.at_once, notes,
-        )  # fmt: skip
-        if notes is None:
-            d.trace.straight(row)
-        else:
-            d.trace.noted(row)
 
     def _note(self, what: str, **said: object) -> None:
         """Ids, codes, counts and times; nothing of what was asked or answered."""

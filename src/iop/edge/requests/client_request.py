@@ -18,6 +18,7 @@ from iop.edge.api.errors import error_of, says_why
 from iop.edge.api.headers import frame_answer, read_answer, rest_of, to_provider
 from iop.edge.api.routes import Endpoint
 from iop.edge.requests.attempts import CANCELLED, CANCELLING, OPEN, SENT, SHOWN, State
+from iop.edge.requests.outcome import write_outcome
 from iop.edge.requests.response import Answered
 from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES, RETRIED_STATUSES, OwnAnswer
 from iop.edge.requests.trace import Outline
@@ -33,7 +34,6 @@ from iop.errors import (
 )
 from iop.net.http.exchange import Exchange
 from iop.observability.events import RunStarted
-from iop.observability.logs import RequestOutcome, times_ms
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import codec, limits
 from iop.wire import messages as m
@@ -54,7 +54,6 @@ NO_ENDPOINT = frozenset({404, 405})  # statuses of a server that may not have wh
 
 _TERMINAL, _CANCEL_CONFIRMED = ReleaseCause.TERMINAL, ReleaseCause.CANCEL_CONFIRMED
 _END = int(m.TunnelFrameKind.END)
-_NO_TOKENS: Tokens = (None, None, None, None)
 _GONE: dict[str, type[IopError]] = {"client_idle": ClientIdle}
 
 
@@ -169,7 +168,7 @@ class ClientRequest(Answered):
         assert stream is not None
         self._provider_status = status
         try:
-            # Anything else would be read as something other than the answer (D15), and a redirect leads nowhere.
+            # Anything else would be read as something other than the answer (TUN-9), and a redirect leads nowhere.
             if not 200 <= status <= 599 or (300 <= status < 400 and status != 304):
                 raise HeadError("status")
             self._sse, total, block, retry_after = read_answer(header_block)
@@ -222,8 +221,8 @@ class ClientRequest(Answered):
         assert stream is not None
         self._move(SHOWN)
         self.status = self._provider_status
-        self._commit_bytes = stream.body_bytes
-        self._first_at = self._dispatcher.runtime.loop.time()
+        self.commit_bytes = stream.body_bytes
+        self.first_at = self._dispatcher.runtime.loop.time()
         self.intake.release()
         self._ex.release_body()
 
@@ -347,58 +346,27 @@ class ClientRequest(Answered):
         self._stop_beating()
         if self._permit is not None:
             self._permit.end(self._dispatcher.runtime.loop.time(), self._usage)
-        self._log()
+        self._write_outcome()
         self._ex.context = None  # it refers to us, and we to it: nothing is left for the collector to find
 
-    def _log(self) -> None:
-        d, error, lease, usage, stream = self._dispatcher, self.error, self.lease, self._usage, self.stream
+    def _write_outcome(self) -> None:
+        error, lease, stream = self.error, self.lease, self.stream
         in_event = stream is not None and stream.flags_seen & ERROR  # which stands in an answer with status 200
         failed = in_event or self.status >= 400 or self._provider_status >= 400
-        outcome = error.code if error is not None else "provider_error" if failed else "ok"
-        accepted_at, api = self._ex.accepted_at, self.endpoint.name
-        duration_s = d.runtime.loop.time() - accepted_at
-        waited_s = self.ticket.waited_s if self.ticket is not None else 0.0
-        first_s = self._first_at - accepted_at if self._first_at else 0.0
-        metrics, model = d.metrics, self.group_id
-        node_id, provider_id = (lease.node_id, lease.provider_id) if lease is not None else ("", "")
-        counted = self.principal if d.count_principals else ""
-        metrics.requests[api, outcome, model, node_id, provider_id, counted].value += 1
-        metrics.duration[api, model].observe(duration_s)
-        metrics.queue_wait[model].observe(waited_s)
-        if self._sse and first_s:
-            metrics.first_token[api, model].observe(first_s)
-        tokens_in, tokens_out, reasoning, cached = usage if usage is not None else _NO_TOKENS
-        tokens = metrics.tokens
-        if tokens_in:
-            tokens["input", model, node_id, provider_id, counted].value += tokens_in
-        if tokens_out:
-            tokens["output", model, node_id, provider_id, counted].value += tokens_out
-        if reasoning:
-            tokens["reasoning", model, node_id, provider_id, counted].value += reasoning
-        if cached:
-            tokens["cached_input", model, node_id, provider_id, counted].value += cached
-        duration_ms, queue_ms, first_ms = times_ms(duration_s, waited_s, first_s)
-        # By position, in the order of its fields: twenty keywords cost as much as all the rest of this.
-        record = RequestOutcome(
-            time.time(),
-            self.request_id,
-            api,
-            outcome,
+        write_outcome(
+            self._dispatcher,
+            self,
+            self.endpoint.name,
+            error.code if error is not None else "provider_error" if failed else "ok",
             self.status,
-            duration_ms,
+            self._ex.accepted_at,
             self.intake.client_request_id,
             self.principal,
             self.group_id,
-            node_id,
-            provider_id,
+            lease.node_id if lease is not None else "",
+            lease.provider_id if lease is not None else "",
             self._sse,
-            self.attempts,
-            queue_ms,
-            first_ms,
             self.body_bytes,
             stream.body_bytes if stream is not None else 0,
-            tokens_in or 0,
-            tokens_out or 0,
+            self._usage,
         )
-        d.outcome(record)
-        self._keep(record, accepted_at)

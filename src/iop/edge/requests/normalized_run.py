@@ -24,6 +24,7 @@ from iop._fast.scan import RequestScanner
 from iop.edge.api.errors import error_of
 from iop.edge.api.headers import rest_of
 from iop.edge.requests.attempts import CANCELLING, DONE, LEFT, OPEN, SENT, SHOWN, Dispatched, lingers
+from iop.edge.requests.outcome import write_outcome
 from iop.edge.requests.retry import ELIGIBLE, REFUSED_STATUSES
 from iop.edge.requests.trace import Outline
 from iop.errors import (
@@ -39,14 +40,13 @@ from iop.errors import (
     UnknownProvider,
 )
 from iop.observability.events import RunStarted
-from iop.observability.logs import RequestOutcome, times_ms
-from iop.observability.metrics import TOKEN_KINDS
 from iop.pool.lease import Lease, ReleaseCause, Ticket
 from iop.wire import limits
 from iop.wire import messages as m
 from iop.wire.session import EdgeSession
 
 if TYPE_CHECKING:
+    from iop._fast.relay import Tokens
     from iop.edge.requests.dispatcher import Dispatcher
 
 __all__ = ["EdgeRun", "RunListener", "RunResult", "RunSpec", "submit_run"]
@@ -146,7 +146,7 @@ class EdgeRun(Dispatched):
         self._started = False  # the node's start event has come, of this attempt
         self._start_told = False  # the listener has heard one
         self._ended = False  # the listener has heard the end
-        self._usage: tuple[int | None, ...] | None = None
+        self._usage: Tokens | None = None
         self._node_id = self._provider_id = ""
 
     @property
@@ -297,8 +297,8 @@ class EdgeRun(Dispatched):
     def _shown(self, text_bytes: int) -> None:
         """The listener hears more than the start: from here on there is no other answer, and the input is let go of."""
         self._move(SHOWN)
-        self._first_at = self._dispatcher.runtime.loop.time()
-        self._commit_bytes = text_bytes
+        self.first_at = self._dispatcher.runtime.loop.time()
+        self.commit_bytes = text_bytes
         self.spec = replace(self.spec, given=b"")
 
     # ---- another attempt (API-8) -------------------------------------------------------------------------------------
@@ -351,50 +351,27 @@ class EdgeRun(Dispatched):
 
     def _over(self) -> None:
         self._dispatcher.direct_runs -= self.ticket is None
-        self._log()
+        error = self.error
+        write_outcome(
+            self._dispatcher,
+            self,
+            API,
+            error.code if error is not None else "ok",
+            error.status if error is not None else 200,
+            self.accepted_at,
+            "",
+            self.principal,
+            self._dispatcher.pool.group_id(self.spec.model),
+            self._node_id,
+            self._provider_id,
+            True,
+            self._input_bytes,
+            self.body_bytes_out,
+            self._usage,
+        )
         # They refer to us, and hold the input: nothing is left for the collector to find, which seldom looks.
         self.stream = None
         self._listener = _NOBODY
-
-    def _log(self) -> None:
-        d, error, usage = self._dispatcher, self.error, self._usage
-        outcome = error.code if error is not None else "ok"
-        duration_s = d.runtime.loop.time() - self.accepted_at
-        first_s = self._first_at - self.accepted_at if self._first_at else 0.0
-        metrics, waited_s, model = d.metrics, 0.0, d.pool.group_id(self.spec.model)
-        if self.ticket is not None:
-            waited_s = self.ticket.waited_s
-            metrics.queue_wait[model].observe(waited_s)
-        where = model, self._node_id, self._provider_id, self.principal if d.count_principals else ""
-        metrics.requests[API, outcome, *where].value += 1
-        metrics.duration[API, model].observe(duration_s)
-        if first_s:
-            metrics.first_token[API, model].observe(first_s)
-        for kind, count in zip(TOKEN_KINDS, usage or (), strict=False):
-            metrics.tokens[kind, *where].value += count or 0
-        duration_ms, queue_ms, first_ms = times_ms(duration_s, waited_s, first_s)
-        record = RequestOutcome(
-            ts=time.time(),
-            request_id=self.request_id,
-            api=API,
-            outcome=outcome,
-            status=error.status if error is not None else 200,
-            duration_ms=duration_ms,
-            principal=self.principal,
-            model=model,
-            node=self._node_id,
-            provider=self._provider_id,
-            stream=True,
-            attempts=self.attempts,
-            queue_ms=queue_ms,
-            first_token_ms=first_ms,
-            bytes_in=self._input_bytes,
-            bytes_out=self.body_bytes_out,
-            input_tokens=(usage[0] or 0) if usage is not None else 0,
-            output_tokens=(usage[1] or 0) if usage is not None else 0,
-        )
-        d.outcome(record)
-        self._keep(record, self.accepted_at)
 
 
 class _Nobody:
