@@ -1,4 +1,4 @@
-"""The one error tree of both programs (SPEC API-5, LIVE-6, SUP-3).
+"""The one error tree of both programs (API-5, LIVE-6, SUP-3).
 
 Every failure that a user, a client or a peer may see is an instance of :class:`IopError`. Its ``code`` is stable and
 public: it is the ``code`` of HTTP error objects, a label value of metrics, and, for the codes in :data:`WIRE_CODES`, a

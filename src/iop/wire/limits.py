@@ -1,4 +1,4 @@
-"""Bounds and times of the wire (SPEC WIRE). Times are constants of the transport, not settings of a model."""
+"""Bounds and times of the wire (WIRE-7, WIRE-9). Times are constants of the transport, not settings of a model."""
 
 from __future__ import annotations
 

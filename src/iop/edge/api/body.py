@@ -1,4 +1,4 @@
-"""What the edge learns from a request body while it comes in (API-8c, POOL-2, D17).
+"""What the edge learns from a request body while it comes in (API-8c, POOL-2).
 
 The body is scanned piece by piece, never parsed and never joined; only the model's value is replaced when it is sent.
 It is JSON, or a multipart form where an endpoint takes one. What leaves is what was scanned: plain, in UTF-8, without

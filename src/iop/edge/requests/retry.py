@@ -1,4 +1,4 @@
-"""ExactReplay: whether a request that failed before anything was shown is sent again (API-8).
+"""Whether a request that failed before anything was shown is sent again (API-8).
 
 The decision is pure. What speaks against it is looked at in one order, so that each refusal has one name. A request
 without another attempt is told what its provider said, or how its first attempt failed, never that nobody was left.

@@ -118,7 +118,7 @@ def status_line(status: int) -> bytes:
 
 
 def _length(fields: Fields) -> int:
-    """The one content-length, or HeadError: repeats are refused even when equal (D1)."""
+    """The one content-length, or HeadError: repeats are refused even when equal (API-6)."""
     value = fields.first[b"content-length"]
     if b"content-length" in fields.repeated or not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise HeadError("content-length must be one decimal number")
@@ -247,7 +247,7 @@ _HASH = ord("#")  # a number: looking for bytes in bytes takes five times as lon
 
 
 def _origin_form(target: bytes, host: bytes, method: bytes) -> bytes:
-    """The target as path and query: origin form, ``*`` of OPTIONS, or absolute form for this very host (D3)."""
+    """The target as path and query: origin form, ``*`` of OPTIONS, or absolute form for this very host (API-6)."""
     if _HASH in target:  # llhttp lets it pass
         raise HeadError("the request target has a fragment")
     if target[:1] == b"/" or (target == b"*" and method == b"OPTIONS"):
