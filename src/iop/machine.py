@@ -8,10 +8,23 @@ from typing import Generic, TypeVar
 
 from iop.errors import InvalidTransition
 
-__all__ = ["Transitions"]
+__all__ = ["Step", "Transitions"]
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=Hashable)
+
+
+class Step(dict[S, S]):
+    """What one event does: by state, the state behind it. A machine on the path of requests looks up this alone, which
+    takes half as long. Raises InvalidTransition on access, for a state that does not list the event."""
+
+    def __init__(self, machine: str, event: str, rows: Mapping[S, S]) -> None:
+        super().__init__(rows)
+        self._machine = machine
+        self._event = event
+
+    def __missing__(self, state: S) -> S:
+        raise InvalidTransition(self._machine, str(state), self._event)
 
 
 class Transitions(dict[tuple[S, E], S], Generic[S, E]):
@@ -40,6 +53,10 @@ class Transitions(dict[tuple[S, E], S], Generic[S, E]):
 
     def __missing__(self, key: tuple[S, E]) -> S:
         raise InvalidTransition(self.name, str(key[0]), str(key[1]))
+
+    def step(self, event: E) -> Step[S]:
+        """What ``event`` does."""
+        return Step(self.name, str(event), {state: to for (state, which), to in self.items() if which == event})
 
     def after(self, state: S, event: E, who: str, story: tuple[str, ...] = ()) -> S:
         """The same for a machine that is not on the path of requests: the message names it, and what it did before."""

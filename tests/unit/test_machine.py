@@ -32,6 +32,10 @@ def test_an_event_without_a_row_is_refused_by_both_names() -> None:
     with pytest.raises(InvalidTransition, match=r"door 7: .*'push' in state 'shut' \(before: push > turn\)"):
         TABLE.after(Door.SHUT, "push", "7", ("push", "turn"))
     assert (Door.OPEN, "turn") not in TABLE, "asking does not make a row"
+    turn = TABLE.step("turn")
+    assert turn[Door.LOCKED] is Door.SHUT
+    with pytest.raises(InvalidTransition, match="door: no transition for 'turn' in state 'open'"):
+        turn[Door.OPEN]
 
 
 def test_a_state_to_which_no_way_leads_is_a_fault_of_the_table() -> None:

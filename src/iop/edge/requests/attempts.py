@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from iop._fast.runs import RunSink
     from iop.edge.requests.dispatcher import Dispatcher
     from iop.edge.requests.provider_settings import ProviderSettings
-from iop.machine import Transitions
+from iop.machine import Step, Transitions
 
 __all__ = ["Dispatched", "Outline", "State", "lingers"]
 
@@ -75,28 +75,27 @@ class Event(StrEnum):
     ENDED = "ended"
 
 
-QUEUED, LEFT, REQUEUED, SHOWN, CANCELLED, ENDED = Event
-
 TRANSITIONS = Transitions(
     "request",
     (NEW,),
     {
-        (NEW, QUEUED): WAITING,
-        (NEW, LEFT): SENT,
-        (WAITING, LEFT): SENT,
-        (NEW, REQUEUED): WAITING,  # its node was gone before it could be sent
-        (WAITING, REQUEUED): WAITING,
-        (SENT, REQUEUED): WAITING,
-        (SENT, SHOWN): OPEN,
-        (SENT, CANCELLED): CANCELLING,
-        (OPEN, CANCELLED): CANCELLING,
-        (NEW, ENDED): DONE,
-        (WAITING, ENDED): DONE,
-        (SENT, ENDED): DONE,
-        (OPEN, ENDED): DONE,
-        (CANCELLING, ENDED): DONE,
+        (NEW, Event.QUEUED): WAITING,
+        (NEW, Event.LEFT): SENT,
+        (WAITING, Event.LEFT): SENT,
+        (NEW, Event.REQUEUED): WAITING,  # its node was gone before it could be sent
+        (WAITING, Event.REQUEUED): WAITING,
+        (SENT, Event.REQUEUED): WAITING,
+        (SENT, Event.SHOWN): OPEN,
+        (SENT, Event.CANCELLED): CANCELLING,
+        (OPEN, Event.CANCELLED): CANCELLING,
+        (NEW, Event.ENDED): DONE,
+        (WAITING, Event.ENDED): DONE,
+        (SENT, Event.ENDED): DONE,
+        (OPEN, Event.ENDED): DONE,
+        (CANCELLING, Event.ENDED): DONE,
     },
 )
+QUEUED, LEFT, REQUEUED, SHOWN, CANCELLED, ENDED = map(TRANSITIONS.step, Event)
 
 # Refusals of the node itself: no provider was called, so another try cannot do anything twice.
 _NOT_THERE = frozenset({m.ErrorCode.UNKNOWN_PROVIDER, m.ErrorCode.NODE_DRAINING})
@@ -539,8 +538,8 @@ class Dispatched(ABC):
         if actions:
             d.perform(actions)
 
-    def _move(self, event: Event) -> None:
-        self.state = TRANSITIONS[self.state, event]
+    def _move(self, step: Step[State]) -> None:
+        self.state = step[self.state]
 
     # ---- the trace (OBS-7) -------------------------------------------------------------------------------------------
 

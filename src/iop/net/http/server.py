@@ -30,7 +30,7 @@ from iop._fast.body import FRAMING_CHUNKED, FRAMING_NONE, BodyDecoder, HeadFinde
 from iop._fast.out import Writer
 from iop.errors import HeadError, InvalidRequest, IopError, Overloaded, PayloadTooLarge, RequestTimeout
 from iop.ids import new_request_id
-from iop.machine import Transitions
+from iop.machine import Step, Transitions
 from iop.net import flow
 from iop.net.http.closing import CUT, DELIVER, LINGER_S, REFUSE, Closing, Way
 from iop.net.http.exchange import App, Exchange, ServerLimits, ServerStats
@@ -77,22 +77,21 @@ class Event(StrEnum):
     CLOSE = "close"
 
 
-BYTES, PARSED, COMPLETE, REFUSED, NEXT, CLOSE = Event
-
 TRANSITIONS = Transitions(
     "HTTP connection",
     (IDLE,),
     {
-        (IDLE, BYTES): HEAD,
-        (IDLE, PARSED): BODY,
-        (HEAD, PARSED): BODY,
-        (BODY, COMPLETE): BUSY,
-        (BODY, REFUSED): DISCARD,
-        (BUSY, NEXT): IDLE,
-        (DISCARD, NEXT): IDLE,
-        **{(state, CLOSE): CLOSED for state in State},
+        (IDLE, Event.BYTES): HEAD,
+        (IDLE, Event.PARSED): BODY,
+        (HEAD, Event.PARSED): BODY,
+        (BODY, Event.COMPLETE): BUSY,
+        (BODY, Event.REFUSED): DISCARD,
+        (BUSY, Event.NEXT): IDLE,
+        (DISCARD, Event.NEXT): IDLE,
+        **{(state, Event.CLOSE): CLOSED for state in State},
     },
 )
+BYTES, PARSED, COMPLETE, REFUSED, NEXT, CLOSE = map(TRANSITIONS.step, Event)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -593,8 +592,8 @@ class HttpConnection(asyncio.Protocol):
             return
         wheel.arm(min(limit / 4, 5.0), self._watch_writing)
 
-    def _move(self, event: Event) -> None:
-        self.state = TRANSITIONS[self.state, event]
+    def _move(self, step: Step[State]) -> None:
+        self.state = step[self.state]
 
 
 class HttpServer:

@@ -33,7 +33,7 @@ from iop.errors import (
 )
 from iop.execution.failure import ExecutionFailure, ProviderHealth, failure_of
 from iop.execution.gate import FREE, Slot
-from iop.machine import Transitions
+from iop.machine import Step, Transitions
 from iop.net.http.client import Connection
 from iop.net.http.head import ResponseHead
 from iop.net.wheel import Timer
@@ -78,24 +78,23 @@ class Event(StrEnum):
     ENDED = "ended"
 
 
-CONNECTED, FOUND_DEAD, HEAD, STOPPED, ENDED = Event
-
 TRANSITIONS = Transitions(
     "call",
     (CONNECTING,),
     {
-        (CONNECTING, CONNECTED): WAITING,
-        (WAITING, FOUND_DEAD): CONNECTING,
-        (WAITING, HEAD): BODY,
-        (CONNECTING, STOPPED): CLOSING,
-        (WAITING, STOPPED): CLOSING,
-        (BODY, STOPPED): CLOSING,
-        (CONNECTING, ENDED): DONE,
-        (WAITING, ENDED): DONE,
-        (BODY, ENDED): DONE,
-        (CLOSING, ENDED): DONE,
+        (CONNECTING, Event.CONNECTED): WAITING,
+        (WAITING, Event.FOUND_DEAD): CONNECTING,
+        (WAITING, Event.HEAD): BODY,
+        (CONNECTING, Event.STOPPED): CLOSING,
+        (WAITING, Event.STOPPED): CLOSING,
+        (BODY, Event.STOPPED): CLOSING,
+        (CONNECTING, Event.ENDED): DONE,
+        (WAITING, Event.ENDED): DONE,
+        (BODY, Event.ENDED): DONE,
+        (CLOSING, Event.ENDED): DONE,
     },
 )
+CONNECTED, FOUND_DEAD, HEAD, STOPPED, ENDED = map(TRANSITIONS.step, Event)
 
 
 class CallOwner(Protocol):
@@ -521,5 +520,5 @@ class ProviderCall(ABC):
             engine_lingers=self._lingers,
         )
 
-    def _move(self, event: Event) -> None:
-        self.state = TRANSITIONS[self.state, event]
+    def _move(self, step: Step[State]) -> None:
+        self.state = step[self.state]
